@@ -34,7 +34,7 @@ MAX_MEETINGS = (1 << 63 - _BITS) - 1  # of two workers that lose each other agai
 
 
 def new_incarnation() -> Incarnation:
-    """A fresh incarnation: 51 random bits, never 0 (so that 0 can mean "anyone")."""
+    """Return a fresh incarnation: 51 random bits, never 0 (so that 0 can mean "anyone")."""
     return Incarnation(secrets.randbits(_BITS) | 1)
 
 

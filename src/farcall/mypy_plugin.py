@@ -38,7 +38,7 @@ class HandlePlugin(Plugin):
 
 
 def _member(name: str, context: AttributeContext) -> Type:
-    """The type of `handle.name`."""
+    """Return the type of `handle.name`."""
     member = get_proper_type(context.default_attr_type)
     found = _of_object(name, context.type, context.context, context.api)
     if found is None or not isinstance(member, Instance):
@@ -57,7 +57,7 @@ def _member(name: str, context: AttributeContext) -> Type:
 
 
 def _use(name: str, context: MethodContext) -> Type:
-    """The type of `handle[key]` and the like, once the arguments are checked."""
+    """Return the type of `handle[key]` and the like, once the arguments are checked."""
     method = _of_object(name, context.type, context.context, context.api)
     if method is None:
         return context.default_return_type
@@ -65,7 +65,7 @@ def _use(name: str, context: MethodContext) -> Type:
 
 
 def _spawn(context: FunctionContext) -> Type:
-    """The type of what `spawn` returns, once the arguments of the class are checked."""
+    """Return the type of what `spawn` returns, once the arguments of the class are checked."""
     formals = context.callee_arg_names
     if "name" in formals:  # else its `ParamSpec` has checked them
         (cls,) = context.arg_types[1]
@@ -74,7 +74,7 @@ def _spawn(context: FunctionContext) -> Type:
 
 
 def _of_object(name: str, handle: Type, context: Context, api: object) -> ProperType | None:
-    """The type of a member of the object that a handle leads to. Reports it if there is none."""
+    """Return the type of a member of a handle's object. Reports it if there is none."""
     assert isinstance(api, TypeChecker)
     if not isinstance(handle, Instance) or len(handle.args) != 1:
         return None
@@ -88,7 +88,7 @@ def _of_object(name: str, handle: Type, context: Context, api: object) -> Proper
 def _checked_call(
     callee: Type, context: FunctionContext | MethodContext, formals: range | tuple[int, ...]
 ) -> Type:
-    """The type of what a call returns. Reports arguments that do not fit."""
+    """Return the type of what a call returns. Reports arguments that do not fit."""
     assert isinstance(context.api, TypeChecker)
     args: list[Expression] = []
     kinds: list[ArgKind] = []
@@ -102,5 +102,5 @@ def _checked_call(
 
 
 def plugin(version: str) -> type[Plugin]:
-    """The entry that mypy looks for."""
+    """Return the entry that mypy looks for."""
     return HandlePlugin

@@ -122,7 +122,7 @@ def _end(rref: RRef[Any], killer: str) -> None:
 
 
 def checked(name: object) -> str:
-    """A name that a user gave.
+    """Return a name that a user gave.
 
     Raises:
         TypeError, ValueError: it can't be one.
@@ -137,7 +137,7 @@ def checked(name: object) -> str:
 def named(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The call that makes an object with a name: the function, and its arguments."""
+    """Return the call that makes an object with a name: the function, and its arguments."""
     return make_named, (checked(name), function, tuple(args), dict(kwargs or {}))
 
 

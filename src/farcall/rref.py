@@ -64,7 +64,7 @@ class RRef(Generic[T]):
 
     @classmethod
     def of(cls, handle: RefHandle) -> Self:
-        """The reference for a handle of an agent."""
+        """Return the reference for a handle of an agent."""
         rref = cls.__new__(cls)
         rref._handle = handle
         return rref
@@ -109,7 +109,7 @@ class RRef(Generic[T]):
         return self._handle.is_owner
 
     def owner(self) -> WorkerInfo:
-        """The worker where the value lives. Waits until it is found, in a group that is not fixed.
+        """Return the worker where the value lives. Waits until it is found, in an open group.
 
         Raises:
             UnknownWorker: there is none of that name or id.
@@ -132,7 +132,7 @@ class RRef(Generic[T]):
     # The value.
 
     def local_value(self) -> T:
-        """The value itself, on its owner. Waits for the function that makes it.
+        """Return the value itself, on its owner. Waits for the function that makes it.
 
         Raises:
             InvalidReference: this worker is not the owner.
@@ -147,7 +147,7 @@ class RRef(Generic[T]):
             raise
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """The value itself on its owner, elsewhere a copy. Waits for the function that makes it.
+        """Return the value itself on its owner, elsewhere a copy. Waits until it is made.
 
         Args:
             timeout: seconds; 0 for no limit.

@@ -64,7 +64,7 @@ class Reached:
         return self._note
 
     def missed(self) -> list[Line]:
-        """The lines that were not reached."""
+        """Return the lines that were not reached."""
         return [
             Line(path, number)
             for path, lines in self._lines.items()

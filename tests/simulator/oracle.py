@@ -297,7 +297,7 @@ class Oracle:
                 self._report("CALL-1", f"call {call_id} of {caller} to {callee} has no outcome")
 
     def _used(self, owner: int) -> set[RefId]:
-        """The values of this owner that user code of any worker not lost to it has."""
+        """Return the values of this owner that user code of any worker not lost to it has."""
         return {
             handle.ref
             for worker in self.workers.values()

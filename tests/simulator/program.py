@@ -232,7 +232,7 @@ class Program:
         return [self.pick(handles) for _ in range(1 if self._draw() < 0.7 else 2)]
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of these, at random."""
+        """Return one of these, at random."""
         return options[int(self._draw() * len(options))]
 
 

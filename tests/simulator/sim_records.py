@@ -39,7 +39,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def of(cls, reference: Reference) -> Handle:
-        """The handle for a reference that arrived."""
+        """Return the handle for a reference that arrived."""
         ref = RefId(reference.minted_by, reference.number)
         return cls(ref, reference.owner, reference.owner_name)
 

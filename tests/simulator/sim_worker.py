@@ -232,7 +232,7 @@ class SimWorker:
         self.machine.discard([nth_incarnation(other, meeting) for meeting in meetings])
 
     def now(self, other: int) -> int:
-        """The incarnation that another worker has here."""
+        """Return the incarnation that another worker has here."""
         return nth_incarnation(other, self.meeting_with(other))
 
     def open_box(self, peer: int, is_late: bool) -> None:

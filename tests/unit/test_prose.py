@@ -48,6 +48,8 @@ PATTERNS = {
     "interpreter for GIL": re.compile(rf"\b(?!{REAL_INTERPRETERS})(?<!Python )interpreter\b"),
     # Only docstrings.
     "question as opening": re.compile(r"^(?:What|Whether|Who|Whom|Whose|How|Where|Which|Why)\b"),
+    # Only docstrings of functions that are no properties: these open with a verb.
+    "noun as opening": re.compile(r"^(?:The|A|An|All|Every|Each)\b"),
     "nobody": re.compile(r"(?i)\b(?:nobody|somebody|whoever)\b"),
     # Indirect questions ("ask what is there"), which are good English, count as well.
     "what is": re.compile(r"(?i)\bwhat\s+(?:is|was)\b"),
@@ -59,6 +61,7 @@ CEILINGS = {
     "for ever": (0, 0),
     "interpreter for GIL": (0, 0),
     "question as opening": (0, 0),
+    "noun as opening": (432, 0),
     "nobody": (135, 1),
     "what is": (141, 14),
 }
@@ -71,6 +74,7 @@ class Piece(NamedTuple):
     line: int
     text: str
     is_docstring: bool = False
+    is_of_function: bool = False
 
 
 def pieces_of(path: str, text: str) -> Iterator[Piece]:
@@ -118,11 +122,19 @@ def strings_of_python(path: str, text: str) -> Iterator[Piece]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node) or ""
             docstrings.add(node.body[0].lineno if docstring else 0)
-            yield Piece(path, node.body[0].lineno if docstring else 0, docstring, True)
+            line = node.body[0].lineno if docstring else 0
+            yield Piece(path, line, docstring, True, is_plain_function(node))
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(value)) if " " in value and node.lineno not in docstrings:
                 yield Piece(path, node.lineno, value)
+
+
+def is_plain_function(node: ast.AST) -> bool:
+    """Return whether this is a function, and no property."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return not any("property" in ast.unparse(one) for one in node.decorator_list)
 
 
 @functools.cache
@@ -145,6 +157,8 @@ def found(pattern: str, in_pages: bool, pieces: tuple[Piece, ...] | None = None)
         if piece.path.endswith(".md") != in_pages:
             continue
         if pattern == "question as opening" and not piece.is_docstring:
+            continue
+        if pattern == "noun as opening" and not piece.is_of_function:
             continue
         for m in PATTERNS[pattern].finditer(piece.text):
             line = piece.line + piece.text.count("\n", 0, m.end())
@@ -180,6 +194,7 @@ COUNTED = {
         "It waits for the interpreter's lock.",
     ],
     "question as opening": ["What it does.", "Whether it is there."],
+    "noun as opening": ["The next event.", "A link, if there is one."],
     "nobody": ["Nobody needs it."],
     "what is": ["Return what is there."],
 }
@@ -192,6 +207,7 @@ NOT_COUNTED = {
         "When the interpreter ends, it ends.",
     ],
     "question as opening": ["Return what it does.", "Whatever it does."],
+    "noun as opening": ["Return the next event.", "Answer a question."],
     "nobody": ["No thread needs it."],
     "what is": ["Return the value."],
 }

@@ -131,7 +131,7 @@ class Handle(RRef[T]):
 
     @classmethod
     def of(cls, handle: RefHandle) -> Self:
-        """The handle for a reference's handle of an agent."""
+        """Return the handle for a reference's handle of an agent."""
         made = super().of(handle)
         made._class = None
         return made
@@ -162,7 +162,7 @@ class Handle(RRef[T]):
         return names  # type: ignore[no-any-return]
 
     def _find_class(self) -> type[Any] | None:
-        """The class of the object, for the signatures and texts of its members."""
+        """Return the class of the object, for the signatures and texts of its members."""
         if self._class is None:
             self._describe()
         return self._class

@@ -46,7 +46,7 @@ class _OfTheMember:
 
 
 def _signature_of(member: Member[..., Any]) -> inspect.Signature | None:
-    """The parameters of the method; None where they are not known."""
+    """Return the parameters of the method; None where they are not known."""
     function = _function_of(member)
     try:
         return None if function is None else inspect.signature(function)
@@ -64,7 +64,7 @@ def _text_of(member: Member[..., Any]) -> str | None:
 
 
 def _function_of(member: Member[..., Any]) -> Any:
-    """The method, as if bound to an object, by its class; None for an attribute."""
+    """Return the method, as if bound to an object, by its class; None for an attribute."""
     cls = member._handle._find_class()
     found = inspect.getattr_static(cls, member._name, None)
     if not callable(found) and not isinstance(found, classmethod | staticmethod):

@@ -134,7 +134,7 @@ def backward(
 
 @breaks_graphs
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """The gradients that a context has on this worker: leaf -> gradient of the same shape.
+    """Return the gradients that a context has on this worker: leaf -> gradient of the same shape.
 
     Inside a function that was called remotely: on the worker which runs it.
 

@@ -66,7 +66,7 @@ class Autograd:
     # Contexts.
 
     def open(self) -> int:
-        """A new context of this worker: its id."""
+        """Return a new context of this worker: its id."""
         self.replicas.watch()
         with self._lock:
             context = self._contexts.next_id()
@@ -98,7 +98,7 @@ class Autograd:
                     self.runner.tell_failures(peer, context, list(content.passes.values()))
 
     def find(self, context: int) -> Context:
-        """The context of this id.
+        """Return the context of this id.
 
         Raises:
             TypeError: that is no id.
@@ -119,7 +119,7 @@ class Autograd:
         return found
 
     def get(self, context: int) -> Context | None:
-        """The context of this id, if there is one."""
+        """Return the context of this id, if there is one."""
         return self._contexts.get(context)
 
     def known_to(self, context: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class Autograd:
             return self._contexts.known_to(context)
 
     def next_id(self) -> int:
-        """A number that no other context, nor a pass, has; those of this worker only grow."""
+        """Return a number that no other context or pass has; those of this worker only grow."""
         with self._lock:
             return self._contexts.next_id()
 

@@ -79,7 +79,7 @@ class Context:
             return self._sources.get(number)
 
     def sources(self) -> list[SentTensors]:
-        """All that was sent."""
+        """Return all that was sent."""
         with self._lock:
             for number in list(self._unrecorded):
                 self._record(number)
@@ -105,7 +105,7 @@ class Context:
             return dict(self._gradients.values())
 
     def gradient_of(self, leaf: Tensor) -> Tensor | None:
-        """The gradient of one leaf, if there is one."""
+        """Return the gradient of one leaf, if there is one."""
         found = self._gradients.get(id(leaf))
         return None if found is None else found[1]
 
@@ -141,7 +141,7 @@ def accumulate(to: Gradients, gradients: Iterable[Gradient]) -> None:
 
 
 def add(one: Tensor, other: Tensor) -> Tensor:
-    """The sum of two gradients, each dense or sparse. Neither is changed."""
+    """Return the sum of two gradients, each dense or sparse. Neither is changed."""
     if one.is_sparse and not other.is_sparse:
         return other + one  # torch adds a sparse tensor to a dense one, not the other way round
     return one + other

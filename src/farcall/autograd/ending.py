@@ -22,7 +22,7 @@ class Dropped(NamedTuple):
     why: str
 
     def error(self) -> Cancelled:
-        """The exception."""
+        """Return the exception."""
         return Cancelled(self.why)
 
 

@@ -154,7 +154,7 @@ def _leave_nothing() -> None:
 def of_leaves(
     sinks: Sequence[GradientEdge], found: Sequence[Tensor | None], taken: set[int] | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """The leaves among the sinks, and the gradients that a run has found for them.
+    """Return the leaves among the sinks, and the gradients that a run has found for them.
 
     Each gradient is for the leaf to keep: with its layout, in memory that is its alone, as torch's
     accumulation into `.grad` does. Users and optimizers change gradients in place.

@@ -32,7 +32,7 @@ class Traffic(Protocol):
     """The actions of entries and exits in a thread that runs them."""
 
     def enter(self, source: int, index: int) -> Tensor | None:
-        """The gradient of a tensor that was sent: it is waited for."""
+        """Return the gradient of a tensor that was sent: it is waited for."""
 
     def leave(self, node: Node, gradient: Tensor | None) -> bool:
         """Take the complete gradient of a tensor that arrived; return False if not of this pass."""
@@ -175,7 +175,7 @@ def _behind(leaf: Tensor) -> Tensor:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor without its subclass, whose own functions are not called."""
+    """Return the tensor without its subclass, whose own functions are not called."""
     with internals.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 

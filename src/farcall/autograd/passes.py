@@ -332,7 +332,7 @@ class Pass:
             reset_context(token)
 
     def wait_for(self, number: int) -> Gradients:
-        """The gradients of the live tensors of a source, when they are there."""
+        """Return the gradients of the live tensors of a source, when they are there."""
         limit = FAST_PATIENCE * self._agent.status.rpc_timeout if self.options.fast else 0
         with waiting(), self._lock:
             self._arrival = self._arrival or threading.Condition(self._lock)

@@ -357,7 +357,7 @@ class Runner:
 
 
 def check_roots(roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The roots of a backward pass.
+    """Return the roots of a backward pass.
 
     Raises:
         TypeError: they are no list of tensors.

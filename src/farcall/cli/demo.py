@@ -77,7 +77,7 @@ def make_folder(path: Path) -> None:
 
 
 def unrest_options(switch: str, says: str, deaths: int) -> Option:
-    """A switch that has workers killed, `--every` and `--deaths`."""
+    """Return a switch that has workers killed, `--every` and `--deaths`."""
     options = (
         click.option(switch, is_flag=True, help=says),
         click.option(
@@ -178,7 +178,7 @@ def cartpole(
 def size_option(
     name: str, default: int, says: str, least: int = 1, most: int | None = None
 ) -> Option:
-    """An option that is a whole number within bounds."""
+    """Return an option that is a whole number within bounds."""
     return click.option(
         name, type=click.IntRange(least, most), default=default, show_default=True, help=says
     )

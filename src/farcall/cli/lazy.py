@@ -22,7 +22,7 @@ class LazyGroup(click.Group):
         self._commands_at = commands_at
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, sorted."""
+        """Return the names, sorted."""
         return sorted(self._commands_at)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -201,7 +201,7 @@ def _release_context(context_id: int) -> None:
 
 
 def _get_max_id() -> int:
-    """The greatest id that a context of this worker may have."""
+    """Return the greatest id that a context of this worker may have."""
     return (current_agent().me.id + 1 << CREATOR_SHIFT) - 1
 
 

@@ -63,7 +63,7 @@ def complete(modules: Mapping[str, ModuleType]) -> None:
 def c_modules(
     modules: Mapping[str, ModuleType],
 ) -> list[tuple[ModuleType, dict[str, Any]]]:
-    """The modules of torch's that are written in C++, and what farcall has by the same names."""
+    """Return torch's modules that are written in C++, with farcall's of the same names."""
     found = []
     for theirs, standing in (
         (internals.c_rpc, "torch.distributed.rpc"),
@@ -99,7 +99,7 @@ def _ours(
 
 
 def _rebound(function: FunctionType, module: ModuleType) -> FunctionType:
-    """A function of torch's that finds in one of farcall's modules what it takes from its own."""
+    """Return a function of torch's that takes from a module of farcall's, not from its own."""
     made = FunctionType(
         function.__code__,
         vars(module),

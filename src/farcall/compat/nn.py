@@ -34,7 +34,7 @@ def fresh(name: str) -> ModuleType:
 
 
 def generated() -> ModuleType:
-    """The module with remote functions of `RemoteModule`, on workers that did not import that."""
+    """Return the module with remote functions of `RemoteModule`, for workers that lack it."""
     importlib.import_module(REMOTE_MODULE)
     return sys.modules[GENERATED]
 

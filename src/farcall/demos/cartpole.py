@@ -73,7 +73,7 @@ class Progress:
 
 
 def threshold() -> float:
-    """The running reward at which the environment counts as solved: 475."""
+    """Return the running reward at which the environment counts as solved: 475."""
     reward = gymnasium.spec(ENVIRONMENT).reward_threshold
     assert reward is not None
     return reward
@@ -108,7 +108,7 @@ class Trajectory:
         self.rewards: list[float] = []
 
     def draw_mask(self) -> Tensor:
-        """A dropout mask `(128,)`, from this observer's own random numbers."""
+        """Return a dropout mask `(128,)`, from this observer's own random numbers."""
         kept = torch.rand(HIDDEN, generator=self.generator) >= DROPOUT
         return kept / (1 - DROPOUT)
 

@@ -35,7 +35,7 @@ class Summary:
     deaths: Mapping[str, int]
 
     def line(self) -> str:
-        """The one line that ends a run."""
+        """Return the one line that ends a run."""
         return (
             f"cartpole {self.outcome} after {self.episodes} episodes, {self.seconds:.1f} s: "
             f"running reward {self.running_reward:.1f}, "
@@ -52,7 +52,7 @@ class Summary:
 def summarise(
     options: Options, history: list[Progress], outcome: str, deaths: Mapping[str, int]
 ) -> Summary:
-    """The summary of a run that got as far as `history`, which may be empty."""
+    """Return the summary of a run that got as far as `history`, which may be empty."""
     last = history[-1] if history else Progress(0, 0.0, 0.0, 0, 0, 0.0, False)
     return Summary(
         outcome=outcome,
@@ -81,7 +81,7 @@ def describe(progress: Progress, goal: float) -> str:
 
 
 def view(goal: float, log_interval: int) -> View[Progress]:
-    """A bar that is full at the goal; a log line every `log_interval` episodes."""
+    """Return a bar that is full at the goal; a log line every `log_interval` episodes."""
     return View(
         describe=lambda progress: describe(progress, goal),
         fraction=lambda progress: progress.running_reward / goal,
@@ -91,7 +91,7 @@ def view(goal: float, log_interval: int) -> View[Progress]:
 
 
 def draw_rewards(history: list[Progress], title: str, goal: float) -> Figure:
-    """The reward curve: reward and running reward by episode, and the goal."""
+    """Return the reward curve: reward and running reward by episode, and the goal."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     episodes = [progress.episode for progress in history]

@@ -105,7 +105,7 @@ def make_corpus(source: str, pages: list[list[str]], vocabulary_size: int) -> Co
 
 
 def topic_pages() -> list[list[str]]:
-    """The pages of the Python language reference in alphabetical order, as words.
+    """Return the pages of the Python language reference in alphabetical order, as words.
 
     Pages repeat one another: the one on compound statements contains those on `if`, `for` and the
     others. So that nothing is validated that was learned, every paragraph is taken only once, in
@@ -123,7 +123,7 @@ def topic_pages() -> list[list[str]]:
 
 
 def file_blocks(path: Path) -> list[list[str]]:
-    """The words of a file, cut into blocks of equal length.
+    """Return the words of a file, cut into blocks of equal length.
 
     Raises:
         CorpusError: the file can't be read, is not UTF-8, or has no words.

@@ -96,7 +96,7 @@ class Pictures(NamedTuple):
 
 
 def load_digits(seed: int) -> tuple[Pictures, Pictures]:
-    """The pictures for training and those for testing, drawn at random: 1437 and 360.
+    """Return the pictures for training and those for testing, drawn at random: 1437 and 360.
 
     They are scikit-learn's: 8 x 8 pixels, handwritten, and part of the package. Every digit has
     its share of both parts.

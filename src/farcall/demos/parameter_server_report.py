@@ -34,7 +34,7 @@ class Summary:
         return self.history[-1] if self.history else NOTHING
 
     def line(self) -> str:
-        """The one line that ends a run."""
+        """Return the one line that ends a run."""
         last = self.last
         return (
             f"parameter-server {self.outcome} after {last.epochs:.1f} epochs, "
@@ -97,7 +97,7 @@ def view(options: Options, log_interval: int) -> View[Progress]:
 
 
 def chaos_view(log_interval: int) -> View[Progress]:
-    """A bar that is full at the goal, since training among deaths has no other end."""
+    """Return a bar that is full at the goal, since training among deaths has no other end."""
     return View(
         describe=describe,
         fraction=lambda progress: progress.accuracy / GOAL,
@@ -107,7 +107,7 @@ def chaos_view(log_interval: int) -> View[Progress]:
 
 
 def draw_accuracy(history: list[Progress], title: str) -> Figure:
-    """The accuracy on the test pictures over time, and the goal."""
+    """Return the accuracy on the test pictures over time, and the goal."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     seconds = [progress.seconds for progress in history]

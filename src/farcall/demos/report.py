@@ -18,7 +18,7 @@ class Summary(Protocol):
     """The outcome of a run."""
 
     def line(self) -> str:
-        """The one line that ends a run."""
+        """Return the one line that ends a run."""
 
     def fields(self) -> dict[str, object]:
         """Return the fields of `summary.json`, the run's options among them."""

@@ -55,7 +55,7 @@ class Options:
     seed: int
 
     def shape(self, words: int) -> Shape:
-        """The model for a vocabulary of so many words."""
+        """Return the model for a vocabulary of so many words."""
         return Shape(words, self.embedding, self.hidden, self.layers, self.dropout, self.seed)
 
 
@@ -173,7 +173,7 @@ class LanguageModel:
             part.rpc_sync().set_training(training)
 
     def seconds_computed(self) -> float:
-        """The seconds of training that the parts computed since this was last asked."""
+        """Return the seconds of training that the parts computed since this was last asked."""
         return sum(float(part.rpc_sync().seconds_computed()) for part in self.parts.values())
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -207,7 +207,7 @@ class Trainer:
             self.load(job.resume)
 
     def start_of(self, epoch: int) -> Progress:
-        """The progress when nothing of the epoch is done."""
+        """Return the progress when nothing of the epoch is done."""
         return Progress(epoch, self.job.options.epochs, 0, len(self.train_batches))
 
     def train(self) -> Iterator[Progress]:

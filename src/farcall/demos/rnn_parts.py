@@ -70,7 +70,7 @@ class Part(nn.Module):
         return [rpc.RRef(parameter) for parameter in self.parameters()]
 
     def seconds_computed(self) -> float:
-        """The seconds of training that this part computed since this was last asked."""
+        """Return the seconds of training that this part computed since this was last asked."""
         return self.stopwatch.take()
 
     def get_extra_state(self) -> Tensor:
@@ -136,7 +136,7 @@ class Decoder(Part):
         self.draw_parameters(0.1)
 
     def forward(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss, in nats per word, of LSTM output `(steps, batch, hidden)`.
+        """Return the mean loss, in nats per word, of LSTM output `(steps, batch, hidden)`.
 
         `targets` are the numbers `(steps, batch)` of the words that really came.
         """

@@ -62,7 +62,7 @@ class Summary:
     options: Options
 
     def line(self) -> str:
-        """The one line that ends a run."""
+        """Return the one line that ends a run."""
         start = f"rnn {self.outcome} after {self.epochs_done} epochs, {self.seconds:.1f} s: "
         rate = f"{self.words_per_second:.0f} words/s"
         if self.validation_perplexity is None or self.communication is None:
@@ -80,7 +80,7 @@ class Summary:
 
 
 def result_of(done: Progress) -> EpochResult:
-    """The numbers of an epoch that is done."""
+    """Return the numbers of an epoch that is done."""
     assert done.validation_loss is not None
     return EpochResult(
         epoch=done.epoch,
@@ -95,12 +95,12 @@ def result_of(done: Progress) -> EpochResult:
 
 
 def epochs_of(history: list[Progress]) -> list[Progress]:
-    """The last progress of each epoch in the history, in order."""
+    """Return the last progress of each epoch in the history, in order."""
     return list({progress.epoch: progress for progress in history}.values())
 
 
 def summarise(options: Options, corpus: Corpus, history: list[Progress], outcome: str) -> Summary:
-    """The summary of a run that got as far as `history`, which may be empty."""
+    """Return the summary of a run that got as far as `history`, which may be empty."""
     epochs = epochs_of(history)
     done = [progress for progress in epochs if progress.validation_loss is not None]
     results = [result_of(progress) for progress in done]
@@ -158,7 +158,7 @@ def _loss(loss: float) -> str:
 
 
 def view(log_interval: int) -> View[Progress]:
-    """A bar that is full after all epochs; a log line every `log_interval` batches."""
+    """Return a bar that is full after all epochs; a log line every `log_interval` batches."""
     return View(
         describe=describe,
         fraction=lambda p: (p.epoch - 1 + p.batch / p.batches) / p.epochs,
@@ -171,7 +171,7 @@ def view(log_interval: int) -> View[Progress]:
 
 
 def draw_losses(history: list[Progress], title: str, unigram_perplexity: float) -> Figure:
-    """The loss curve: every batch, and the epochs' training and validation losses."""
+    """Return the loss curve: every batch, and the epochs' training and validation losses."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     batches = [p for p in history if not p.validated]

@@ -27,7 +27,7 @@ def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
 def run_elastic(
     options: cartpole.Options, every: float, deaths: int, log_interval: int, out: Path
 ) -> int:
-    """The same with observers that are killed."""
+    """Run the same with observers that are killed."""
     unrest = Unrest(every, deaths, options.seed, work=EPISODES_BETWEEN_DEATHS)
     with open_display(view(options.goal, log_interval)) as display:
         training = ElasticRun(display, unrest)

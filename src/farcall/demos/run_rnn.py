@@ -60,5 +60,5 @@ def run(job: rnn.Job, log_interval: int, out: Path) -> int:
 
 
 def results_in(checkpoint: Path) -> list[rnn.Progress]:
-    """The epochs that the checkpoint has behind it."""
+    """Return the epochs that the checkpoint has behind it."""
     return [rnn.Progress(**result) for result in checkpoints.load(checkpoint)["results"]]

@@ -85,7 +85,7 @@ def named(
 
 @own_handler("state_dict of a RemoteModule")
 def state_dict(rref: RRef[nn.Module], prefix: str) -> dict[str, Any]:
-    """The module's state, on the CPU."""
+    """Return the module's state, on the CPU."""
     found = _method(rref, "state_dict")(prefix=prefix)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), found)  # type: ignore[no-any-return]
 

@@ -110,7 +110,7 @@ class RemoteModule(nn.Module):
         return bool(self._methods)
 
     def get_module_rref(self) -> RRef[nn.Module]:
-        """The reference to the module."""
+        """Return the reference to the module."""
         return self.module_rref
 
     # Calls.
@@ -124,7 +124,7 @@ class RemoteModule(nn.Module):
             raise
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """A future of what the module's `forward` gives. No hooks of this object run."""
+        """Return a future of what the module's `forward` gives. No hooks of this object run."""
         return self._start("forward", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -191,7 +191,7 @@ class RemoteModule(nn.Module):
     # State.
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The module's state, as `nn.Module.state_dict` gives it: copies, on the CPU.
+        """Return the module's state, as `nn.Module.state_dict` gives it: copies, on the CPU.
 
         Args:
             destination, prefix, keep_vars: as there; `keep_vars` makes no difference.

@@ -59,7 +59,7 @@ class Central:
         return self._optimizer.defaults
 
     def options(self) -> dict[int, Options]:
-        """The hyperparameters of the groups, by index."""
+        """Return the hyperparameters of the groups, by index."""
         return dict(enumerate(map(options_of, self._optimizer.param_groups)))
 
     def step_by(self, closure: Closure, groups: Sequence[Group]) -> Any:
@@ -111,7 +111,7 @@ class Central:
     # State.
 
     def state_dict(self, groups: Sequence[Group]) -> StateDict:
-        """A copy of the state; `groups` are those of the handle."""
+        """Return a copy of the state; `groups` are those of the handle."""
         with holding(self._lock):
             self._adopt(groups)
             copy: StateDict = to_cpu(self._optimizer.state_dict(), copy=True)

@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 def parse_groups(params_rref: Iterable[Any]) -> list[Group]:
-    """The groups of a constructor's argument: RRefs, (name, RRef) pairs, or groups.
+    """Return the groups of a constructor's argument: RRefs, (name, RRef) pairs, or groups.
 
     Raises:
         TypeError: it is something else; the message says which item.
@@ -61,7 +61,7 @@ def parse_groups(params_rref: Iterable[Any]) -> list[Group]:
 
 
 def parse_group(group: Any, where: str) -> Group:
-    """A group of the user's, with its references in a list and its names, if any, in another.
+    """Return a group of the user's, with a list of its references and one of its names, if any.
 
     Args:
         where: what errors call it.
@@ -111,12 +111,12 @@ def _reference(item: Any, where: str) -> RRef[Any]:
 
 
 def options_of(group: Group) -> Options:
-    """The hyperparameters of a group."""
+    """Return the hyperparameters of a group."""
     return {name: value for name, value in group.items() if name not in RESERVED}
 
 
 def snapshot(options: Options) -> Options:
-    """A copy which does not change when the hyperparameters do, be it in place."""
+    """Return a copy which does not change when the hyperparameters do, be it in place."""
     return {name: _copy(value) for name, value in options.items()}
 
 
@@ -182,7 +182,7 @@ def complete(group: Group, options: Options) -> None:
 def by_owner(
     groups: Sequence[Group], index: int = 0, number: int = 0
 ) -> dict[str, list[LocalGroup]]:
-    """The parts of groups that live on each worker, by name, in the order of the parameters.
+    """Return the parts of groups that live on each worker, by name, in the order of the parameters.
 
     Args:
         index: of the first group.

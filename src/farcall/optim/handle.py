@@ -311,7 +311,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # State.
 
     def state_dict(self) -> StateDict:
-        """A copy of the whole state, as `torch.optim.Optimizer.state_dict` of a local optimizer.
+        """Return a copy of the whole state, as `torch.optim.Optimizer.state_dict` of a local one.
 
         Parameters are numbered in the order given, whichever workers they live on: it can be loaded
         into a local optimizer of all parameters, and the other way round. All tensors are on the
@@ -320,7 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._saved(self._work.state_dict)
 
     def local_state_dict(self) -> StateDict:
-        """The part of `state_dict` that is on this worker, which nothing is sent for.
+        """Return the part of `state_dict` that is on this worker, which nothing is sent for.
 
         It has the same form and numbers. Called on each owner, it gives `torch.distributed.
         checkpoint` the shards of the whole.
@@ -398,7 +398,7 @@ _step_watched = torch.optim.Optimizer.profile_hook_step(DistributedOptimizer._st
 def rebuild(
     cls: type[DistributedOptimizer], known: tuple[Any, ...], sent: list[Options]
 ) -> DistributedOptimizer:
-    """A handle that arrived."""
+    """Return a handle that arrived."""
     handle = cls.__new__(cls)
     handle._become(*known)
     handle._sent = sent

@@ -74,7 +74,7 @@ def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Except
 
 
 def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
-    """The results of `attempt`.
+    """Return the results of `attempt`.
 
     Args:
         what: is done there, for errors.

@@ -44,7 +44,7 @@ class Parameters:
         self._accumulators: list[Tensor] = []
 
     def find(self, group: LocalGroup) -> list[Tensor]:
-        """The parameters of a group that is to be added, waiting for those that are being made.
+        """Return the parameters of a group to be added; wait for those that are being made.
 
         Raises:
             TypeError, ValueError: one is no parameter, or is there already.
@@ -77,7 +77,7 @@ class Parameters:
     # Clipping. Gradients belong to the context: all of its users see a change.
 
     def norms(self, context_id: int, norm_type: float) -> Norms | None:
-        """The norms of the gradients; None if no parameter has one."""
+        """Return the norms of the gradients; None if no parameter has one."""
         gradients = get_gradients(context_id)
         found = [
             (number, _values(gradients[tensor]))
@@ -127,7 +127,7 @@ class Parameters:
                 tensor.detach().copy_(value)
 
     def read_gradients(self, context_id: int) -> list[Tensor | None]:
-        """The gradients that a context has for them, on the CPU."""
+        """Return the gradients that a context has for them, on the CPU."""
         gradients = get_gradients(context_id)
         found = [gradients.get(tensor) for tensor in self.tensors]
         return [None if gradient is None else gradient.detach().cpu() for gradient in found]

@@ -67,14 +67,14 @@ class Part(Parameters):
         return self._main.optimizer
 
     def _describe(self, group: LocalGroup, found: list[Tensor], tensors: list[Tensor]) -> Group:
-        """The group for torch, over stand-ins, which are added to `tensors`."""
+        """Return the group for torch, over stand-ins, which are added to `tensors`."""
         fresh: list[Any] = [stand_in(parameter, self._hogwild) for parameter in found]
         tensors += fresh
         params = fresh if group.names is None else list(zip(group.names, fresh, strict=True))
         return {**group.options, "params": params}
 
     def options(self) -> dict[int, Options]:
-        """The hyperparameters of the groups, by their indices."""
+        """Return the hyperparameters of the groups, by their indices."""
         with self.locks.held():
             return self._options()
 
@@ -83,7 +83,7 @@ class Part(Parameters):
         return {index: options_of(group) for index, group in groups}
 
     def defaults(self) -> Options:
-        """The optimizer's defaults."""
+        """Return the optimizer's defaults."""
         return self._optimizer.defaults
 
     # Steps.
@@ -168,7 +168,7 @@ class Part(Parameters):
     # State.
 
     def state(self) -> Shard:
-        """A copy of the state, on the CPU."""
+        """Return a copy of the state, on the CPU."""
         with self.locks.held():
             saved = self._optimizer.state_dict()
             return Shard.of(to_cpu(saved, copy=True), self.numbers, self._groups)

@@ -68,7 +68,7 @@ class StandIns:
                 group["params"][:] = [new if p is old else p for p in group["params"]]
 
     def twin(self) -> StandIns:
-        """The same optimizer on other stand-ins, for a step that goes on at the same time.
+        """Return the same optimizer on other stand-ins, for a step that goes on at the same time.
 
         Its state is that of this one, the very same objects; see `refresh`.
         """
@@ -109,7 +109,7 @@ class StandIns:
 
 
 def stand_in(parameter: Tensor, unnoticed: bool) -> Tensor:
-    """A tensor over the same memory with a gradient of its own.
+    """Return a tensor over the same memory with a gradient of its own.
 
     Args:
         unnoticed: whether autograd shall not know that an update of the stand-in changes the

@@ -45,7 +45,7 @@ class Sharded:
         self.owners.call("step", "step", context_id, changed or None)
 
     def options(self) -> dict[int, Options]:
-        """The hyperparameters of the groups, by index."""
+        """Return the hyperparameters of the groups, by index."""
         each = self.owners.call("fetching hyperparameters", "options")
         return first_of(list(each.values()))
 
@@ -75,12 +75,12 @@ class Sharded:
     # State.
 
     def state_dict(self, groups: Sequence[Group]) -> StateDict:
-        """The whole state; `groups` are those of the handle."""
+        """Return the whole state; `groups` are those of the handle."""
         each: dict[str, Shard] = self.owners.call("state_dict", "state")
         return merge(each.values(), groups)
 
     def local_state_dict(self, groups: Sequence[Group]) -> StateDict:
-        """The part of it that is on this worker."""
+        """Return the part of it that is on this worker."""
         part = self._local()
         return merge([] if part is None else [part.state()], groups)
 
@@ -118,7 +118,7 @@ class Sharded:
 
 
 def first_of(each: Sequence[Mapping[int, Options]]) -> dict[int, Options]:
-    """The hyperparameters of each group, as the first owner that has some of it says."""
+    """Return the hyperparameters of each group, as the first owner that has some of it says."""
     found: dict[int, Options] = {}
     for options in reversed(each):
         found |= options

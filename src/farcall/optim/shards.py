@@ -35,7 +35,7 @@ class Shard(NamedTuple):
     extra: dict[str, Any]
 
     def on_cpu(self, copy: bool) -> Shard:
-        """The same with all tensors on the CPU; see `to_cpu`."""
+        """Return the same with all tensors on the CPU; see `to_cpu`."""
         return Shard(*(to_cpu(part, copy) for part in self))
 
     @classmethod
@@ -98,7 +98,7 @@ def _shapes(state: Any) -> dict[str, Shape]:
 
 
 def to_cpu(value: Any, copy: bool) -> Any:
-    """The same with all tensors on the CPU; copies of them, or only of those that were not."""
+    """Return the same with all tensors on the CPU; copies of all, or of those that were not."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=copy)
     if isinstance(value, dict):
@@ -189,7 +189,7 @@ def initial_state(
 
 
 def merge(shards: Iterable[Shard], groups: Sequence[Group]) -> StateDict:
-    """The whole `state_dict`.
+    """Return the whole `state_dict`.
 
     Args:
         groups: of the handle; their hyperparameters are used where no shard has them.

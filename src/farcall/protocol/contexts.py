@@ -218,7 +218,7 @@ class Contexts(Generic[T]):
         return [ReportHeld(creator, context), TellFailures(creator, context, entry.content)]
 
     def _given_by(self, peer: int) -> list[int]:
-        """The contexts of others that a peer gave us, which has no part in any from now on."""
+        """Return the contexts of others that a peer gave us; it has no part in any from now on."""
         given = []
         for number, entry in self._entries.items():
             if peer in entry.told or peer in entry.givers:

@@ -49,7 +49,7 @@ def works_of(threads: list[FarcallThread]) -> list[str]:
 
 
 def _call_served(innermost: FrameType) -> str:
-    """The call that a thread serves, and where it is now; nothing, if it serves none."""
+    """Return the call that a thread serves, and where it is now; nothing, if it serves none."""
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code is not _SERVES:
         frame = frame.f_back

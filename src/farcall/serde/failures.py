@@ -113,7 +113,7 @@ def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any])
 
 
 def _small_pickle(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> bytes:
-    """A pickle that stands alone, or nothing."""
+    """Return a pickle that stands alone, or nothing."""
     dumped = _dump(serializer, error, options)
     if dumped is None or dumped.buffers or dumped.references or len(dumped.body) > MAX_PICKLE:
         return b""
@@ -145,7 +145,7 @@ def _attempt(serializer: Serializer, value: Any, options: dict[str, Any]) -> Pay
 
 
 def _strip(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Any:
-    """The exception without the attributes and with the repr of the args that can't be sent."""
+    """Return the exception with attributes that can be sent, and the `repr` of other args."""
     if has_own_reduction(type(error)):
         return error
     cls, args, state = parts_of(error)

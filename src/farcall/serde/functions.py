@@ -31,7 +31,7 @@ _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 
 
 def name_of(function: Any) -> str | None:
-    """The "module:qualname" under which any worker with the same code finds this callable.
+    """Return the "module:qualname" under which any worker with the same code finds this callable.
 
     None for what has no such name: lambdas, local functions, partials, bound methods of instances.
     """
@@ -115,7 +115,7 @@ def _walk(start: Any, path: str) -> Any:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The callable of this name, importing its module when needed.
+    """Return the callable of this name, importing its module when needed.
 
     Raises:
         FunctionNotFound: no such module or attribute here, or it can't be called.

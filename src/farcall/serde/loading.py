@@ -28,7 +28,7 @@ arriving: ContextVar[Arriving | None] = ContextVar("farcall_arriving", default=N
 
 
 def load_reference(index: int) -> Any:
-    """The `index`-th of the references given to `Serializer.load`.
+    """Return the `index`-th of the references given to `Serializer.load`.
 
     Reducers of reference handles name it as their rebuild function: `(load_reference, (index,))`.
 

@@ -23,7 +23,7 @@ else:
 
 
 def accelerator(handle_type: type | None, check: Callable[[Any], None] | None) -> Plain | None:
-    """The compiled half, for this torch; None where it was not built, or torch is too old for it.
+    """Return the compiled half, for this torch; None if it was not built, or torch is too old.
 
     It is stateless, and safe from any thread.
 

@@ -78,7 +78,7 @@ def reduce_script(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def _tensors_with_grad(module: torch.jit.ScriptModule) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that require grad, by name; what has two names comes once."""
+    """Return the parameters and buffers that require grad, by one name each."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in _named_tensors(module):
         if tensor.requires_grad:

@@ -184,7 +184,7 @@ class Serializer:
         around: Around | None = None,
         only: Only | None = None,
     ) -> Any:
-        """The object that `dump` was given.
+        """Return the object that `dump` was given.
 
         Args:
             body: the bytes.
@@ -248,7 +248,7 @@ class Serializer:
         error: BaseException,
         **options: Any,
     ) -> SerializationError:
-        """An error that names the first argument which can't be sent.
+        """Return an error that names the first argument which can't be sent.
 
         Args:
             function: name of the function that was to be called, for the message.

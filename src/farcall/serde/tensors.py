@@ -72,7 +72,7 @@ class DeviceMap(NamedTuple):
 def reduce_tensor(
     tensor: torch.Tensor, device_map: DeviceMap | None = None, notes: Notes | None = None
 ) -> Any:
-    """The pickle reduction of a `torch.Tensor` (exactly) or `torch.nn.Parameter`.
+    """Return the pickle reduction of a `torch.Tensor` (exactly) or `torch.nn.Parameter`.
 
     Attributes that the user gave it travel, too.
 
@@ -135,7 +135,7 @@ def _reduce_dense(tensor: torch.Tensor, notes: Notes | None) -> Reduced:
 
 
 def _with_few_holes(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A tensor that is not empty, or a copy if it is mostly holes, and the bytes that it covers."""
+    """Return a tensor that is not empty, or a copy without holes, and the bytes that it covers."""
     length = tensor.nbytes
     if tensor.is_contiguous():
         return tensor, length
@@ -149,7 +149,7 @@ def _with_few_holes(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 def _bytes_of(
     tensor: torch.Tensor, length: int, notes: Notes | None = None
 ) -> bytearray | pickle.PickleBuffer:
-    """The memory of a tensor, from its first element on. Notes the tensor."""
+    """Return the memory of a tensor, from its first element on. Notes the tensor."""
     storage = tensor.untyped_storage()
     begin = storage.data_ptr()
     address = tensor.data_ptr()
@@ -199,7 +199,7 @@ def _reduce_direct(tensor: torch.Tensor, target: str) -> Reduced:
 
 
 def reduce_subclass(tensor: torch.Tensor) -> Any:
-    """The reduction of a tensor of a subclass. `is_recorded` says whether it is torch's own."""
+    """Return the reduction of a tensor of a subclass. `is_recorded`: whether it is torch's own."""
     # By torch's own a parameter of a subclass arrives as a Parameter.
     is_ours = tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
     if not (is_ours and is_recorded(tensor)):
@@ -234,13 +234,13 @@ def described(tensor: torch.Tensor) -> str:
 
 
 def reduce_span(storage: torch.UntypedStorage, begin: int, end: int) -> Reduced:
-    """The reduction of a storage of its own, over these bytes of another one."""
+    """Return the reduction of a storage of its own, over these bytes of another one."""
     part = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (end - begin,), (1,))
     return rebuild_storage, (_bytes_of(part, end - begin),)
 
 
 def reduce_untyped_storage(storage: torch.UntypedStorage, notes: Notes | None = None) -> Any:
-    """The reduction of a storage: what tensor subclasses and quantized tensors are made of."""
+    """Return the reduction of a storage, as tensor subclasses and quantized tensors have one."""
     if storage.device.type != "cpu":
         raise SerializationError(
             f"can't send a storage on {storage.device}: farcall sends CPU storages only"
@@ -257,12 +257,12 @@ def reduce_untyped_storage(storage: torch.UntypedStorage, notes: Notes | None = 
 
 
 def reduce_typed_storage(storage: torch.TypedStorage) -> Any:
-    """The reduction of a typed storage: its bytes, and its dtype."""
+    """Return the reduction of a typed storage: its bytes, and its dtype."""
     return rebuild_typed_storage, (internals.untyped_storage(storage), _DTYPE_NAMES[storage.dtype])
 
 
 def reduce_memory_format(value: torch.memory_format) -> Reduced:
-    """The reduction of a memory format.
+    """Return the reduction of a memory format.
 
     By torch's own it is an attribute "torch.channels_last" of the first module that happens to
     have imported torch, which may be one that the peer does not have.
@@ -274,7 +274,7 @@ def reduce_memory_format(value: torch.memory_format) -> Reduced:
 
 
 def _writable(buffer: Any) -> Any:
-    """The buffer itself, or a copy when torch may not write to it."""
+    """Return the buffer itself, or a copy when torch may not write to it."""
     view = memoryview(buffer)
     return bytearray(view) if view.readonly else view
 
@@ -286,7 +286,7 @@ def rebuild_tensor(
     stride: tuple[int, ...] = (1,),
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    """A tensor over `buffer` (without a copy if that is writable). No shape: one dimension."""
+    """Return a tensor over `buffer`, without a copy if it is writable. No shape: one dimension."""
     dtype = _DTYPES[dtype_name]
     if len(buffer):
         data = buffer if type(buffer) is bytearray else _writable(buffer)
@@ -312,7 +312,7 @@ def rebuild_view(
     is_conj: bool,
     is_neg: bool,
 ) -> torch.Tensor:
-    """A tensor over a storage that others of the message share, from this byte on.
+    """Return a tensor over a storage that others of the message share, from this byte on.
 
     Raises:
         ValueError: the tensor would reach beyond the storage.
@@ -346,7 +346,7 @@ def itself(value: Any) -> Any:
 
 
 def rebuild_leaf(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    """A parameter, a tensor with attributes, or a leaf that `rebuild_tensor` does not make."""
+    """Return a parameter, a tensor with attributes, or a leaf: `rebuild_tensor` makes none."""
     if not requires_grad:
         return torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
     return attached(data, torch.nn.Parameter) if is_parameter else attached(data)
@@ -365,7 +365,7 @@ def set_state(tensor: torch.Tensor, state: Any) -> None:
 def rebuild_subclass(
     data: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool
 ) -> torch.Tensor:
-    """A tensor of a subclass that adds nothing to torch's own way of pickling."""
+    """Return a tensor of a subclass that adds nothing to torch's own way of pickling."""
 
     def leaf(data: torch.Tensor) -> torch.Tensor:
         return data.as_subclass(kind).requires_grad_()
@@ -377,7 +377,7 @@ def rebuild_subclass(
 def rebuild_coo(
     indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool
 ) -> torch.Tensor:
-    """A sparse COO tensor; its indices are checked."""
+    """Return a sparse COO tensor; its indices are checked."""
     return torch.sparse_coo_tensor(
         indices, values, shape, check_invariants=True, is_coalesced=is_coalesced
     )
@@ -390,7 +390,7 @@ def rebuild_compressed(
     values: torch.Tensor,
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    """A sparse CSR, CSC, BSR or BSC tensor; its indices are checked."""
+    """Return a sparse CSR, CSC, BSR or BSC tensor; its indices are checked."""
     return torch.sparse_compressed_tensor(
         compressed,
         plain,
@@ -402,14 +402,14 @@ def rebuild_compressed(
 
 
 def rebuild_on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """The tensor on a device of this worker, as the sender's device map says."""
+    """Return the tensor on a device of this worker, as the sender's device map says."""
     return tensor.to(device)
 
 
 def rebuild_direct(
     buffer: Any, dtype_name: str, shape: tuple[int, ...], stride: tuple[int, ...], device: str
 ) -> torch.Tensor:
-    """A tensor over a buffer that came on a device; copied if that is not `device`."""
+    """Return a tensor over a buffer that came on a device; copied if that is not `device`."""
     flat = buffer.memory if isinstance(buffer, OnDevice) else None
     if not isinstance(flat, torch.Tensor):
         raise ValueError("a tensor's buffer was to be on a device, but came in the CPU's memory")
@@ -424,19 +424,19 @@ def rebuild_direct(
 
 
 def rebuild_memory_format(name: str) -> torch.memory_format:
-    """The memory format of this name."""
+    """Return the memory format of this name."""
     return _MEMORY_FORMATS[name]
 
 
 def rebuild_storage(buffer: Any) -> torch.UntypedStorage:
-    """A storage over `buffer`."""
+    """Return a storage over `buffer`."""
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(_writable(buffer), dtype=torch.uint8).untyped_storage()
 
 
 def rebuild_typed_storage(storage: torch.UntypedStorage, dtype_name: str) -> torch.TypedStorage:
-    """A typed view of a storage."""
+    """Return a typed view of a storage."""
     return torch.TypedStorage(  # type: ignore[no-untyped-call]
         wrap_storage=storage, dtype=_DTYPES[dtype_name], _internal=True
     )

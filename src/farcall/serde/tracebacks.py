@@ -66,7 +66,7 @@ def frames_of(trace: TracebackType | None) -> Frames:
 
 
 def _name(text: str) -> str:
-    """The name of a file or a function as text that can be printed, and looked up as a file."""
+    """Return the name of a file or a function as text to be printed, and looked up as a file."""
     name = encodable(clipped(text, MAX_NAME)).replace("\0", "\\x00")
     try:
         os.fsencode(name)
@@ -102,7 +102,7 @@ def traceback_from(frames: Sequence[Any], *, reads_source: bool = True) -> Trace
 
 @lru_cache(256)  # the frames of one failure come again at each hop and each raise
 def _frame(file: str, function: str, line: int) -> FrameType:
-    """A frame without variables that shows this place."""
+    """Return a frame without variables that shows this place."""
     code = SimpleNamespace(co_filename=file, co_name=function)
     namespace = {"__file__": file, "__name__": "?"}
     shown = SimpleNamespace(f_globals=namespace, f_locals={}, f_code=code, f_lineno=line)

@@ -21,7 +21,7 @@ class ManualClock:
         self.now = start
 
     def __call__(self) -> float:
-        """The time, in seconds."""
+        """Return the time, in seconds."""
         return self.now
 
     def advance(self, seconds: float) -> float:

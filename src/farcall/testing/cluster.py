@@ -89,7 +89,7 @@ def cluster(
 
 
 def connected(size: int) -> list[GlooGroup]:
-    """Every rank of a new process group."""
+    """Return every rank of a new process group."""
     store = HashStore()
     with ThreadPoolExecutor(size) as pool:  # each waits for the others
         return list(pool.map(lambda rank: GlooGroup(store, rank, size, "127.0.0.1"), range(size)))

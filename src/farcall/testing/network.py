@@ -58,7 +58,7 @@ class Faults:
 
     @classmethod
     def drawn(cls, random: Random) -> Faults:
-        """A random mix: some of the faults, at random rates. Every third network is FIFO."""
+        """Return a random mix: some of the faults, at random rates. Every third network is FIFO."""
         draw = random.random
         fifo = draw() < 0.33
         return cls(

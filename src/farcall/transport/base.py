@@ -189,7 +189,7 @@ class Endpoint(Protocol):
         """The means of this endpoint to reach others."""
 
     def connect(self, worker: Worker, deadline: float) -> Link:
-        """The link that this side dialled to a worker; dials it on first use.
+        """Return the link that this side dialled to a worker; dials it on first use.
 
         Raises:
             LinkError: it can't be reached, or refused us, or is there and had given us up.
@@ -197,7 +197,7 @@ class Endpoint(Protocol):
         """
 
     def linked(self, worker: Worker) -> Link | None:
-        """The link that this side dialled to a worker, if there is one already. Never waits."""
+        """Return the link that this side dialled to a worker, if there is one. Never waits."""
 
     def answers(self, worker: Worker, deadline: float) -> bool:
         """Return whether a worker's process says by the deadline that it is there; wait for that.
@@ -216,25 +216,25 @@ class Endpoint(Protocol):
         """
 
     def next(self, timeout: float | None) -> Event | None:
-        """The next event, or None: after `timeout` seconds, after a `wake`, or for no reason.
+        """Return the next event, or None: after `timeout` seconds, a `wake`, or for no reason.
 
         One thread at a time.
         """
 
     def poll(self) -> Event | None:
-        """The next event, if it is here already and can be had in no time; else None: see `next`.
+        """Return the next event, if it is here and needs no blocking; else None: see `next`.
 
         One thread at a time, the one that calls `next`.
         """
 
     def new_watch(self) -> Watch:
-        """A watch for the threads that serve this endpoint."""
+        """Return a watch for the threads that serve this endpoint."""
 
     def wake(self) -> None:
         """Make a running or the next `next` return. Cheap; callable from a finalizer."""
 
     def links(self) -> list[Link]:
-        """Every link that is not lost."""
+        """Return every link that is not lost."""
 
     def drop(self, peer: int, cause: str) -> None:
         """End all links with an incarnation. Each is reported as lost."""

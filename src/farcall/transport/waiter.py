@@ -56,7 +56,7 @@ class Waiter(Generic[T]):
         return self.result()
 
     def result(self) -> T:
-        """The delivered object; only when `is_set`."""
+        """Return the delivered object; only when `is_set`."""
         if self.cause is not None:
             raise LinkError(self.cause)
         return cast(T, self._value)

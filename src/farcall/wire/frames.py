@@ -200,7 +200,7 @@ def decode_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
 
 
 def decode_table(header: Header, table: Buffer, limits: Limits = DEFAULT_LIMITS) -> list[int]:
-    """The buffers' lengths, in bytes.
+    """Return the buffers' lengths, in bytes.
 
     Raises:
         BadFrame: a buffer, or the whole frame, is over its limit.

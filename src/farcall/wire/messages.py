@@ -336,7 +336,7 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {
 
 
 def decode_message(kind: int, meta: Buffer) -> Message:
-    """The message of a frame of that kind.
+    """Return the message of a frame of that kind.
 
     Raises:
         BadFrame: the metadata is not such a message, or there is no such kind.

@@ -34,7 +34,7 @@ class AgentFaults:
 
     @classmethod
     def draw(cls, random: Random) -> AgentFaults:
-        """Some of them, or none."""
+        """Return some of them, or none."""
 
         def rate(most: float) -> float:
             return random.choice((0.0, most * random.random()))

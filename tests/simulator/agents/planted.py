@@ -57,7 +57,7 @@ def _begins_at_zero(original: Any) -> Any:
 
 
 def _every_second_time(original: Any) -> Any:
-    """Every second time, do nothing."""
+    """Do nothing every second time."""
     count = [0]
 
     def sometimes(*args: Any, **named: Any) -> Any:

@@ -103,7 +103,7 @@ class History:
         self._count = 0
 
     def add(self, worker: int, children: Sequence[tuple[Node, int]] = ()) -> Node:
-        """A new node."""
+        """Return a new node."""
         number = self._number()
         return self._keep(Node(number, worker, children) if children else Leaf(number, worker))
 
@@ -125,12 +125,12 @@ class History:
         return ReceivedNodes(worker, sender, number, received)
 
     def receives(self) -> dict[Node, ReceivedNodes]:
-        """The receive of each received tensor."""
+        """Return the receive of each received tensor."""
         nodes = [node for nodes in self.nodes.values() for node in nodes]
         return {node: node.receive for node in nodes if node.receive is not None}
 
     def gradients(self, roots: Iterable[Node]) -> dict[Node, int]:
-        """The right gradients of all nodes that these depend on."""
+        """Return the right gradients of all nodes that these depend on."""
         totals: dict[Node, int] = {}
         for root in roots:
             totals[root] = totals.get(root, 0) + 1
@@ -182,7 +182,7 @@ def draw_history(random: Random, workers: int, happens: Callable[[], bool]) -> H
 
 
 def gather(history: History, worker: int) -> Node:
-    """A new node at this worker that depends on everything."""
+    """Return a new node at this worker that depends on everything."""
     every = [node for nodes in history.nodes.values() for node in nodes]
     used = {child for node in every for child, _ in node.next_functions}
     used.update(

@@ -317,7 +317,7 @@ class SimulatedPass:
         return not self.error
 
     def _entries(self, number: int, reach: SimulatedReach) -> list[tuple[int, Node]]:
-        """The tensors of a source that are used, by their indices."""
+        """Return the tensors of a source that are used, by their indices."""
         source = self._source(number)
         return [(index, source.edges[index].node) for index in reach.exploration.live[source]]
 

@@ -200,7 +200,7 @@ class _SharesNoMessages(SimulatedReach):
 
 
 def _without(instruction: Any, method: str, machine: type[Any] = PassMachine) -> type[Any]:
-    """A machine whose method leaves such instructions out of what it returns."""
+    """Return a machine whose method leaves such instructions out of what it returns."""
 
     def planted(self: Any, *args: Any, **options: Any) -> list[Any]:
         todo = getattr(machine, method)(self, *args, **options)
@@ -210,12 +210,12 @@ def _without(instruction: Any, method: str, machine: type[Any] = PassMachine) ->
 
 
 def _ignoring(event: str, machine: type[Any] = PassMachine) -> type[Any]:
-    """A machine that does nothing at an event."""
+    """Return a machine that does nothing at an event."""
     return type("_Ignoring", (machine,), {event: lambda *_, **__: []})
 
 
 def _with(**attributes: type[Any]) -> type[PassMachine]:
-    """A machine that counts credit in a wrong way."""
+    """Return a machine that counts credit in a wrong way."""
     return type("_With", (PassMachine,), attributes)
 
 

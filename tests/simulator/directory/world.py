@@ -60,7 +60,7 @@ class Store:
         return min((one.moment for one in self.changes if one.moment > now), default=math.inf)
 
     def find(self, key: str | int) -> Worker | None:
-        """The worker of this name or id that is registered."""
+        """Return the worker of this name or id that is registered."""
         if isinstance(key, str):
             return self.records.get(key)
         return next((worker for worker in self.records.values() if worker.id == key), None)
@@ -137,7 +137,7 @@ class Link:
     meeting: int
 
     def other(self, node: Node) -> Node:
-        """The worker at the other end."""
+        """Return the worker at the other end."""
         return self.acceptor if node is self.dialler else self.dialler
 
     def peer(self, node: Node) -> Worker:

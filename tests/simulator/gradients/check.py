@@ -91,7 +91,7 @@ class Bench:
         return differences(expected, found, undefined=program.has_undefined_gradients)
 
     def check_together(self, programs: Sequence[Program]) -> list[str]:
-        """The same for programs with the same leaves that run at once, each in a thread.
+        """Return the same for programs with the same leaves that run at once, each in a thread.
 
         Raises:
             Hang: one did not end.

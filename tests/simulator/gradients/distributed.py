@@ -87,7 +87,7 @@ class Host:
                 self._parameters.append((number, weakref.ref(parameter)))
 
     def run(self, number: int) -> Run:
-        """The run of this number."""
+        """Return the run of this number."""
         return self._runs[number]
 
     def report(self, number: int, context_id: int) -> Report:
@@ -259,12 +259,12 @@ class Run:
         self._hosts = hosts
 
     def frame(self, block: int, args: Any) -> tuple[Frame, int]:
-        """A frame for a block, and the number of its steps."""
+        """Return a frame for a block, and the number of its steps."""
         code = self.program.blocks[block]
         return Frame(self, self.program, self.site, code, unpack(args)), len(code.steps)
 
     def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
-        """The gradients that a context has here, by the name of the leaf.
+        """Return the gradients that a context has here, by the name of the leaf.
 
         Raises:
             RuntimeError: the context has a leaf that is none of the program's.
@@ -318,15 +318,15 @@ class Run:
         return methods.serve_later(*args) if later else methods.serve(*args)
 
     def wait(self, site: Site, pending: Any) -> Any:
-        """The results of a call."""
+        """Return the results of a call."""
         return pending.wait() if isinstance(pending, torch.futures.Future) else pending
 
     def refer(self, site: Site, value: Any) -> Any:
-        """A reference to a value of this worker."""
+        """Return a reference to a value of this worker."""
         return rpc.RRef(unshared(value))
 
     def fetch(self, site: Site, reference: rpc.RRef[Any]) -> Any:
-        """The value, or a copy."""
+        """Return the value, or a copy."""
         return reference.to_here()
 
     def settle(self, site: Site, reference: rpc.RRef[Any]) -> None:

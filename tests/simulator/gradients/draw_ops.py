@@ -27,7 +27,7 @@ class Drawer(Protocol):
         """For a new stored value."""
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of these; rather a late one."""
+        """Return one of these; rather a late one."""
 
 
 def draw(drawer: Drawer, scope: Scope) -> None:
@@ -57,7 +57,7 @@ def fresh_leaf(drawer: Drawer, scope: Scope) -> bool:
 
 
 def constant(drawer: Drawer, scope: Scope) -> bool:
-    """A tensor that does not require grad."""
+    """Return a tensor that does not require grad."""
     number = drawer.random.randrange(1000)
     _add(drawer, scope, "constant", (), number % 3, number, Group())
     return True
@@ -104,7 +104,7 @@ def _add(
 
 
 def _one(name: str, memory: str, *ndims: int, result: int | None = None) -> Draw:
-    """An operation of one tensor with one of these numbers of dimensions."""
+    """Return an operation of one tensor with one of these numbers of dimensions."""
 
     def draw_one(drawer: Drawer, scope: Scope) -> bool:
         options = scope.of_ndim(*ndims)
@@ -123,7 +123,7 @@ def _one(name: str, memory: str, *ndims: int, result: int | None = None) -> Draw
 
 
 def _two(name: str, memory: str, fits: Callable[[int, int], int | None]) -> Draw:
-    """An operation of two tensors; `fits` gives the result's dimensions, or None."""
+    """Return an operation of two tensors; `fits` gives the result's dimensions, or None."""
 
     def draw_two(drawer: Drawer, scope: Scope) -> bool:
         if not scope.tensors:
@@ -164,7 +164,7 @@ def gather(drawer: Drawer, scope: Scope) -> Value | None:
 
 
 def expand(drawer: Drawer, scope: Scope) -> bool:
-    """A view whose elements share memory."""
+    """Return a view whose elements share memory."""
     options = scope.of_ndim(0, 1)
     if not options or scope.quiet:
         return False
@@ -186,7 +186,7 @@ def embed(drawer: Drawer, scope: Scope) -> bool:
 
 
 def detach(drawer: Drawer, scope: Scope) -> bool:
-    """The same memory without the graph."""
+    """Return the same memory without the graph."""
     if not scope.tensors:
         return False
     x = drawer.pick(scope.tensors)
@@ -218,7 +218,7 @@ def in_place(drawer: Drawer, scope: Scope) -> bool:
 
 
 def hook(drawer: Drawer, scope: Scope) -> bool:
-    """A hook on a tensor that only this block has."""
+    """Return a hook on a tensor that only this block has."""
     return _mark(drawer, scope, "hook")
 
 

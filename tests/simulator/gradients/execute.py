@@ -22,7 +22,7 @@ class Bundle:
 
 
 def pack(packing: str, things: Sequence[Thing]) -> Any:
-    """The values in a container."""
+    """Return the values in a container."""
     if packing == "list":
         return list(things)
     if packing == "dict":
@@ -58,13 +58,13 @@ class World(Protocol):
         """Have a block run; what to wait for, or a reference."""
 
     def wait(self, site: Site, pending: Any) -> Any:
-        """The packed results of a call."""
+        """Return the packed results of a call."""
 
     def refer(self, site: Site, value: Any) -> Any:
-        """A reference to a value."""
+        """Return a reference to a value."""
 
     def fetch(self, site: Site, reference: Any) -> Any:
-        """The value of a reference: itself on its owner, elsewhere a copy."""
+        """Return the value of a reference: itself on its owner, elsewhere a copy."""
 
     def settle(self, site: Site, reference: Any) -> None:
         """Wait until the value of a reference is there."""
@@ -102,11 +102,11 @@ class Frame:
         self._things.update(zip(step.outputs, unpack(packed), strict=True))
 
     def results(self) -> Any:
-        """The results of the block."""
+        """Return the results of the block."""
         return pack(self._block.packing, self._take(self._block.outputs))
 
     def root(self, numbers: Sequence[int]) -> torch.Tensor:
-        """The root of these values."""
+        """Return the root of these values."""
         things = self._take(numbers)
         if len(things) == 1 and things[0].ndim == 0 and not things[0].is_leaf:
             return things[0]  # type: ignore[no-any-return]
@@ -165,7 +165,7 @@ class Main:
 
 
 def penalty(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of squares of these."""
+    """Return the sum of squares of these."""
     squares = [(gradient**2).sum() for gradient in gradients]
     return torch.stack(squares).sum() if squares else torch.zeros(())
 

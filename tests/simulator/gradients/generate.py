@@ -38,7 +38,7 @@ _QUIET = 0.05  # of the calls and of the backward passes are made under no_grad
 def generate(
     seed: int, *, leaves: Sequence[Leaf] | None = None, workers: int | None = None
 ) -> Program:
-    """A random program.
+    """Return a random program.
 
     Args:
         seed: equal arguments give equal programs.
@@ -110,7 +110,7 @@ class _Generator:
         return self.slots
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of these; rather a late one, so that programs get deep."""
+        """Return one of these; rather a late one, so that programs get deep."""
         if self.random.random() < 0.5:
             options = options[-4:]
         return self.random.choice(options)

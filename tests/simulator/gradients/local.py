@@ -57,11 +57,11 @@ class LocalWorld:
         return pending
 
     def refer(self, site: Site, value: Any) -> Any:
-        """A reference to a value of this worker."""
+        """Return a reference to a value of this worker."""
         return LocalReference(site.index, value)
 
     def fetch(self, site: Site, reference: LocalReference) -> Any:
-        """The value itself on its owner, elsewhere a copy."""
+        """Return the value itself on its owner, elsewhere a copy."""
         if reference.owner == site.index:
             return reference.value
         return self._send(reference.value)

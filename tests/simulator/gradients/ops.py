@@ -68,7 +68,7 @@ class Site:
         self.tally = Tally()
 
     def leaves(self) -> dict[str, Tensor]:
-        """All leaves of this worker, by name."""
+        """Return all leaves of this worker, by name."""
         parameters = {f"p{index}": leaf for index, leaf in self.parameters.items()}
         return parameters | self.fresh
 
@@ -81,7 +81,7 @@ class Site:
 def make_parameters(
     leaves: Sequence[Leaf], worker: int, tally: Tally | None = None
 ) -> dict[int, Tensor]:
-    """The parameters of one worker, by index of the leaf: equal arguments give equal values.
+    """Return the parameters of one worker, by index of the leaf: equal arguments give equal values.
 
     Args:
         leaves: of the program.
@@ -99,7 +99,7 @@ def make_parameters(
 
 
 def values(ndim: int, number: int) -> Tensor:
-    """A tensor of numbers between -1 and 1 that depend on `number` only."""
+    """Return a tensor of numbers between -1 and 1 that depend on `number` only."""
     generator = torch.Generator().manual_seed(number)
     return torch.rand((SIDE,) * ndim, generator=generator, dtype=DTYPE) * 1.8 - 0.9
 

@@ -73,7 +73,7 @@ class Outcome:
 
 
 def report_of(site: Site, gradients: Mapping[str, torch.Tensor], parameter_hooks: Tally) -> Report:
-    """A worker's report."""
+    """Return a worker's report."""
     return Report(
         {name: _plain(gradients.get(name)) for name in site.leaves()},
         {name: _plain(tensor.grad) for name, tensor in site.retained.items()},
@@ -92,7 +92,7 @@ def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def accumulate(total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
-    """The sum, dense if one of the two is."""
+    """Return the sum, dense if one of the two is."""
     if total is None:
         return gradient
     return gradient + total if total.is_sparse else total + gradient

@@ -164,7 +164,7 @@ def outputs_of(step: Step) -> tuple[int, ...]:
 
 
 def describe(program: Program) -> str:
-    """The program as text that reads like Python."""
+    """Return the program as text that reads like Python."""
     return "\n".join(_lines(program))
 
 

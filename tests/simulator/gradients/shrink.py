@@ -24,7 +24,7 @@ Place = tuple[int, int]  # block, step
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], attempts: int = 3000) -> Program:
-    """The smallest program found that still fails.
+    """Return the smallest program found that still fails.
 
     Args:
         program: that fails.
@@ -180,7 +180,7 @@ def _kept(numbers: tuple[int, ...], gone: _Gone) -> tuple[int, ...]:
 
 
 def _pruned(program: Program) -> Program:
-    """The program without blocks that nobody calls."""
+    """Return the program without blocks that nobody calls."""
     called = [0]
     for index in called:
         called += [s.block for s in program.blocks[index].steps if isinstance(s, Call)]

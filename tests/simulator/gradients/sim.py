@@ -173,7 +173,7 @@ def _attempt_alone(programs: Sequence[Program], threads: int) -> tuple[str, bool
 
 
 def _smaller(program: Program, threads: int) -> Program:
-    """A program that differs, made smaller. What hangs or leaves something behind stays."""
+    """Return a program that differs, made smaller. What hangs or leaves something behind stays."""
     with Bench(num_worker_threads=threads) as bench:
 
         def fails(candidate: Program) -> bool:

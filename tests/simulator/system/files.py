@@ -32,13 +32,13 @@ class Kernel:
         self._next = 1000
 
     def number(self, file: File) -> int:
-        """A descriptor for a file."""
+        """Return a descriptor for a file."""
         self._next += 1
         self.files[self._next] = file
         return self._next
 
     def open_files(self, process: Process) -> list[File]:
-        """The files of a process that are open."""
+        """Return the files of a process that are open."""
         return [file for file in self.files.values() if file.process is process]
 
     def end_process(self, process: Process) -> None:

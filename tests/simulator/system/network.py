@@ -42,7 +42,7 @@ class Network:
         self.outages: list[tuple[frozenset[str], float, float]] = []
 
     def add_host(self, name: str) -> Host:
-        """A new host."""
+        """Return a new host."""
         host = Host(name, f"10.0.0.{len(self.hosts) + 1}")
         self.hosts[host.address] = host
         return host

@@ -299,7 +299,7 @@ class Scheduler:
                 yield index
 
     def _pick(self) -> SimThread | None:
-        """The thread that runs next. Until there is one, what is to happen happens."""
+        """Return the thread that runs next. Until there is one, what is to happen happens."""
         while not self._has_ended:
             ready = list(self._may_run())
             if ready:

@@ -68,7 +68,7 @@ class StoreClient:
         self._connection = _Connection(server)
 
     def clone(self) -> StoreClient:
-        """A new client of the same store, if it can be reached."""
+        """Return a new client of the same store, if it can be reached."""
         made = StoreClient(self._connection.server, self._prefix)
         made._operate(lambda values: None)
         return made

@@ -152,7 +152,7 @@ _SILENCES: dict[TerminationBug | None, type[Silence]] = {
 
 
 def detector_of(bug: TerminationBug | None) -> type[TerminationDetector]:
-    """The machine with that mistake, or as it ships."""
+    """Return the machine with that mistake, or as it ships."""
     return _DETECTORS.get(bug, TerminationDetector)
 
 

@@ -50,7 +50,7 @@ class RpcAgent:
     get_metrics = get_debug_info
 
     def get_device_map(self, to: str) -> dict[Any, Any]:
-        """The device map towards a worker."""
+        """Return the device map towards a worker."""
         return dict(self._options.device_maps.get(to, {}))
 
     _get_device_map = get_device_map

@@ -88,5 +88,5 @@ def construct_rpc_backend_options(
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """The agent of a backend."""
+    """Return the agent of a backend."""
     return backend.value.init_backend_handler(*args, **kwargs)

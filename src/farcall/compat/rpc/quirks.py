@@ -67,7 +67,7 @@ def _unescaped(text: str) -> str:
 
 
 def recreated(error: BaseException, text: str) -> BaseException:
-    """An exception of the same type that says this."""
+    """Return an exception of the same type that says this."""
     try:
         made = type(error)(text)
         if not issubclass(type(made), BaseException):

@@ -41,7 +41,7 @@ def _rpc_remote(
 
 
 def compiled_function(name: str) -> Any:
-    """A function or method by the name that TorchScript has for it."""
+    """Return a function or method by the name that TorchScript has for it."""
     return python_cu.find_function(name)
 
 
@@ -100,7 +100,7 @@ _others = {LET_OTHERS_WORK: _let_others_work, UNWRAPPED: _unwrapped}
 
 
 def note_python(function: Callable[..., Any]) -> str:
-    """A kind for a Python function that compiled code calls and that takes or gives references."""
+    """Return a kind for a Python function with references that compiled code calls."""
     kind = f"python::{len(_others)}"
     _others[kind] = function
     return kind

@@ -23,7 +23,7 @@ _entries: dict[str, Any] = {}
 
 
 def boxed(value: Any) -> Any:
-    """A value for compiled code."""
+    """Return a value for compiled code."""
     if isinstance(value, RRef):
         box = torch.empty(0)
         setattr(box, _REFERENCE, value)
@@ -32,7 +32,7 @@ def boxed(value: Any) -> Any:
 
 
 def unboxed(value: Any) -> Any:
-    """A value that compiled code gave."""
+    """Return a value that compiled code gave."""
     if type(value) is torch.Tensor:
         return getattr(value, _REFERENCE, value)
     return _in_containers(unboxed, value)
@@ -63,7 +63,7 @@ def contains(kind: Any, name: str) -> bool:
 
 
 def boxed_type(kind: Any) -> Any:
-    """The type that values of this type have when they run. It may be another inside futures."""
+    """Return the type that values of this type have when they run, another inside futures."""
     if not has_references(kind):
         return kind
     match kind.kind():

@@ -50,7 +50,7 @@ def _prepared(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def for_torch(future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
-    """A future that torch's C++ code, too, finds failed when it has failed."""
+    """Return a future that torch's C++ code, too, finds failed when it has failed."""
     then: Any = internals.Future.then  # past ours, of whose failures only Python knows
     return then(future, lambda done: done.value())  # type: ignore[no-any-return]
 
@@ -128,7 +128,7 @@ _interfaces: WeakKeyDictionary[torch.jit.ScriptModule, Any] = WeakKeyDictionary(
 
 
 def interface_of(value: Any) -> Any:
-    """The interface with which a reference to a script module was made here, or None."""
+    """Return the interface with which a reference to a script module was made here, or None."""
     return _interfaces.get(value) if isinstance(value, torch.jit.ScriptModule) else None
 
 

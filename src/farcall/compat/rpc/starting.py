@@ -139,7 +139,7 @@ _own: list[Any] = []  # handlers of backends whose agents open a store of their 
 
 
 def handler(kind: type[RpcBackendOptions], agent: type[RpcAgent]) -> Callable[..., RpcAgent]:
-    """An `init_backend_handler` that starts farcall's agent.
+    """Return an `init_backend_handler` that starts farcall's agent.
 
     Args:
         kind: of the backend's options.

@@ -200,7 +200,7 @@ class CallCompletion:
             self._wake()
 
     def watched(self) -> list[PendingCall]:
-        """The calls that are being watched."""
+        """Return the calls that are being watched."""
         return [call for call in self.open_calls() if call.watched]
 
     def open_calls(self) -> list[PendingCall]:
@@ -402,7 +402,7 @@ class CallCompletion:
         self._machine.arrive(key, answer.message, then)  # type: ignore[arg-type]
 
     def open(self, peer: Peer, answer: Frame) -> Any:
-        """The value of an answer whose references may be used; raises what the callee raised."""
+        """Return the value of an answer whose references may be used, or raise its error."""
         message = answer.message
         if type(message) is Reply and not message.references and not message.sent:
             return self._serializer.load(answer.body, answer.buffers, only=peer.only)

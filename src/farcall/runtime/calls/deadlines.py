@@ -49,7 +49,7 @@ class Deadlines(Generic[C]):
         return True
 
     def due(self, now: float) -> list[C]:
-        """The open calls whose deadline has passed, if it is time to look for them."""
+        """Return the open calls whose deadline has passed, if it is time to look for them."""
         if now < self.next:
             return []
         with self._lock:

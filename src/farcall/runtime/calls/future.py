@@ -332,7 +332,7 @@ def _throw(error: BaseException, _: object) -> NoReturn:
 
 
 def _in_context(callback: Callable[[Any], None], context: CallContext) -> Callable[[Any], None]:
-    """The callback in this context, and with the grad mode of now."""
+    """Return the callback in this context, and with the grad mode of now."""
     grad = torch.is_grad_enabled()
 
     def run(future: Any) -> None:
@@ -423,7 +423,7 @@ def _check_callback(callback: object) -> None:
 
 
 def _line(code: CodeType, instruction: int) -> int:
-    """The number of the line that an instruction, by its offset in bytes, is part of."""
+    """Return the number of the line that an instruction, by its offset in bytes, is part of."""
     for start, end, line in code.co_lines():
         if start <= instruction < end and line is not None:
             return line

@@ -143,7 +143,7 @@ class LaterCalls:
         kwargs: Mapping[str, Any] | None,
         limit: Limit,
     ) -> LaterCall:
-        """A call that is to be left, with copies of its arguments: they may be changed meanwhile.
+        """Return a call to be left, with copies of its arguments: they may change meanwhile.
 
         Args:
             limit: of the call.

@@ -201,7 +201,7 @@ class Outboxes:
 
 
 def detached(frame: Frame) -> Frame:
-    """A frame that needs nothing of the sender's memory, for when it is sent later.
+    """Return a frame that needs nothing of the sender's memory, for when it is sent later.
 
     Buffers in the memory of a device stay there.
     """

@@ -82,7 +82,7 @@ def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:
 
 
 def described(function: Any) -> str:
-    """A function's name in traces: `aten::add`, or the qualified name."""
+    """Return a function's name in traces: `aten::add`, or the qualified name."""
     builtin: str | None = find_builtin(function)
     if builtin is not None:
         return builtin

@@ -70,7 +70,7 @@ class Requests:
         concurrency: int = 0,
         limit: Limit | None = None,
     ) -> tuple[PendingCall, Frame]:
-        """A request that is counted as begun, and its frame.
+        """Return a request that is counted as begun, and its frame.
 
         Args:
             limit: of a call that has begun, since its callee was sought; None: it begins now.

@@ -100,7 +100,7 @@ class ServerCall(Answering, eq=False):
         gate.arrive(self, self._turns_here())
 
     def _turns_here(self) -> list[int]:
-        """The turns at the object of the calls of its methods that this call comes from."""
+        """Return the turns at the object of the calls of its methods that this call comes from."""
         request, extras = self.request, self.request.extras
         if extras is None:
             return []
@@ -314,7 +314,7 @@ class ServerCall(Answering, eq=False):
             self.serving.machine.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, Served]:
-        """The time that the caller gives, as `Limits.of_call` gives it for calls made here."""
+        """Return the time that the caller gives, as `Limits.of_call` does for calls made here."""
         served = (self.request.function, self.method, self.peer.name)
         return self.deadline, self.request.timeout, served
 

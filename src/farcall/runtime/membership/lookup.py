@@ -127,7 +127,7 @@ class Lookup:
         return BriefThreads(f"farcall-find-{self._name}", 1)
 
     def find(self, key: str | int, deadline: float) -> Worker | None:
-        """The live worker of this name or id, or None if there is none.
+        """Return the live worker of this name or id, or None if there is none.
 
         Args:
             deadline: `time.monotonic()` seconds.
@@ -140,7 +140,7 @@ class Lookup:
         return answer
 
     def everybody(self, deadline: float) -> Sequence[Worker]:
-        """The workers that are there. Arguments and errors as for `find`."""
+        """Return the workers that are there. Arguments and errors as for `find`."""
         answer = self._answer_to(EVERYBODY, deadline)
         assert isinstance(answer, Sequence)
         return answer
@@ -156,7 +156,7 @@ class Lookup:
         return question.answer
 
     def _question(self, key: str | int) -> _Question:
-        """The question about this key that is open, or a new one."""
+        """Return the question about this key that is open, or a new one."""
         self._look()
         with self._lock:
             question, connection = self._machine.ask(_Question(key))

@@ -59,7 +59,7 @@ def advertised(listen: str, store: Store | None, init_method: str) -> tuple[str,
 
 
 def _numeric_if_loopback(host: str) -> str:
-    """The host, or loopback if that is what its name means here: elsewhere it means another."""
+    """Return the host, or loopback if its name means that here: elsewhere it means another."""
     try:
         address = str(resolve(host, 0, socket.SOCK_STREAM)[0][4][0])
     except OSError:

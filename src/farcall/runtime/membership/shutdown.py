@@ -14,7 +14,7 @@ from farcall.wire.messages import Dismiss, Drain, Drained
 
 
 def _nothing_else() -> Messages:
-    """The event of a step that only says whether anything goes on."""
+    """Return the event of a step that only says whether anything goes on."""
     return []
 
 

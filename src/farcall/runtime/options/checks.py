@@ -25,7 +25,7 @@ MAX_DEAD_HOST_TIMEOUT = 3600.0
 
 
 def nearest(name: str, options: Collection[str]) -> str:
-    """The end of an error message: which option a misspelt name may stand for."""
+    """Return the end of an error message: which option a misspelt name may stand for."""
     found = difflib.get_close_matches(name, options, n=1)
     if found:
         return f"; did you mean {found[0]!r}?"
@@ -33,7 +33,7 @@ def nearest(name: str, options: Collection[str]) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """The `repr` of an option: of a store its class."""
+    """Return the `repr` of an option: of a store its class."""
     return repr(value) if value is None or name != "store" else f"<{type(value).__name__}>"
 
 

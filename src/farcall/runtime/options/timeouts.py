@@ -31,7 +31,7 @@ def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool 
 
 
 def seconds_or_default(timeout: float) -> float | None:
-    """A timeout as users give it, for an agent: None for its default.
+    """Return a timeout as users give it, for an agent: None for its default.
 
     Raises:
         TypeError, ValueError: it is not a number of seconds.

@@ -112,7 +112,7 @@ class References:
     # Making and dropping.
 
     def own(self) -> tuple[RefHandle, ValueSlot]:
-        """A new value of this process, empty yet."""
+        """Return a new value of this process, empty yet."""
         if self._collecting.thread:
             self._collecting.refuse("RRef")
         value = ValueSlot()
@@ -123,14 +123,14 @@ class References:
         return RefHandle(self, self._reference_to(ref, self.me)), value
 
     def create(self, owner: Worker) -> tuple[RefHandle, int]:
-        """The handle for a `remote()` call that is about to be sent, and its sequence number."""
+        """Return the handle for a `remote()` call about to be sent, and its sequence number."""
         with self._lock:
             ref = self._refs.mint()
             sequence = self._refs.create(ref, owner.incarnation, owner.name)
         return RefHandle(self, self._reference_to(ref, owner)), sequence
 
     def seek(self, to: str | int) -> RefHandle:
-        """The handle for a `remote()` call that can't be made yet: see `sought_at`.
+        """Return the handle for a `remote()` call that can't be made yet: see `sought_at`.
 
         The machine knows nothing of it until then. So the maker of the call keeps the handle.
 
@@ -240,7 +240,7 @@ class References:
         return self._machine.tell(admit, caller, call_id, references, created, sequence)
 
     def place_of(self, ref: RefId) -> ValueSlot | None:
-        """The place of a value that lives here; None when it was dropped."""
+        """Return the place of a value that lives here; None when it was dropped."""
         return self._values.get(ref)
 
     def accepted(self, ref: RefId) -> None:
@@ -332,12 +332,12 @@ class References:
             raise OwnerDied(name, cause) if owner is None else no_value(name, cause)
 
     def place_here(self, reference: Reference) -> ValueSlot | None:
-        """The place of a value that lives here; else None."""
+        """Return the place of a value that lives here; else None."""
         is_mine = reference.owner == self.me.incarnation
         return self._values.get(RefId(reference.minted_by, reference.number)) if is_mine else None
 
     def value_of(self, handle: RefHandle) -> ValueSlot:
-        """The place of a value that lives here.
+        """Return the place of a value that lives here.
 
         Raises:
             InvalidReference: it lives elsewhere.

@@ -39,7 +39,7 @@ DEEPEST = 1 << 30  # the depth of what the calls of every depth may be waiting f
 
 
 def max_threads_of(max_threads: int | None, num_worker_threads: int) -> int:
-    """The ceiling that the options mean; None is the default."""
+    """Return the ceiling that the options mean; None is the default."""
     return max_threads or max(DEFAULT_MAX_THREADS, 2 * num_worker_threads)
 
 
@@ -65,7 +65,7 @@ class Turns:
         queue.append((function, depth))
 
     def pop(self, besides: Collection[Hashable] = ()) -> tuple[Hashable, Function, int] | None:
-        """The first function of the caller whose turn it is, of those that are not in `besides`."""
+        """Return the first function of the caller whose turn it is, but for those in `besides`."""
         for caller in self._queues:
             if caller not in besides:
                 break
@@ -131,7 +131,7 @@ class FunctionQueue:
     def pop(
         self, taken: list[int], least: int = 1, besides: Collection[Hashable] = ()
     ) -> tuple[Function, int, Hashable] | None:
-        """The next function that may have a thread, with its depth and its caller.
+        """Return the next function that may have a thread, with its depth and its caller.
 
         That is the deepest of those that were held back; else one of the caller whose turn it is.
 

@@ -37,16 +37,16 @@ class Places:
         return len(self.running) < self._with_guests
 
     def refused(self) -> set[Hashable]:
-        """The callers for which there is no place, if there is one for others."""
+        """Return the callers for which there is no place, if there is one for others."""
         return set() if len(self.running) < self.most else self.served()
 
     # Each list is made in one step: functions end meanwhile, without the lock.
 
     def served(self) -> set[Hashable]:
-        """The callers whose functions run."""
+        """Return the callers whose functions run."""
         return {caller for _, caller in list(self.running.values())}
 
     def taken(self) -> list[int]:
-        """The depth of each function that has a thread."""
+        """Return the depth of each function that has a thread."""
         places = [*list(self.running.values()), *list(self.away.values())]
         return [depth for depth, _ in places]

@@ -117,12 +117,12 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _own_copy(value: Any) -> torch.Tensor:
-    """A copy of a part of a sparse tensor, which takes no more memory than the part brought."""
+    """Return a copy of a part of a sparse tensor, in no more memory than the part brought."""
     return _of_own_elements(value).detach().clone()
 
 
 def _of_own_elements(value: Any) -> torch.Tensor:
-    """A dense tensor each of whose elements arrived: none is there twice, by a stride of 0."""
+    """Return a dense tensor each of whose elements arrived: no stride of 0 repeats one."""
     tensor = _tensor(value)
     if tensor.layout is not torch.strided:
         raise ValueError("the parts of a tensor are not dense")
@@ -132,7 +132,7 @@ def _of_own_elements(value: Any) -> torch.Tensor:
 
 
 def _with_own_elements(part: Any) -> Any:
-    """A part of a sparse tensor to be sent, as the reader takes it; see `_of_own_elements`."""
+    """Return a part of a sparse tensor to be sent, for the reader; see `_of_own_elements`."""
     if not isinstance(part, torch.Tensor) or part.nbytes <= part.untyped_storage().nbytes():
         return part
     return part.contiguous()

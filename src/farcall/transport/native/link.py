@@ -120,7 +120,7 @@ class NativeLink:
     def open(
         self, kind: int, call_id: int, meta: bytes, body: Buffer, buffers: list[memoryview]
     ) -> Frame | None:
-        """The frame that arrived; None if it can't be decoded, which loses the link."""
+        """Return the frame that arrived; None if it can't be decoded, which loses the link."""
         try:
             return Frame(decode_message(kind, meta), call_id, body, buffers)
         except BadFrame as error:

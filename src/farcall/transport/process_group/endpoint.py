@@ -149,7 +149,7 @@ class ProcessGroupEndpoint:
         )
 
     def _opening(self, worker: Worker, channel: Channel) -> Opening:
-        """The attempt that is under way, or a new one. `_lock` held."""
+        """Return the attempt that is under way, or a new one. `_lock` held."""
         for opening in self._openings.values():
             if opening.incarnation == worker.incarnation:
                 return opening
@@ -232,7 +232,7 @@ class ProcessGroupEndpoint:
         opening.done.set()
 
     def _add(self, channel: Channel, number: int, dialled: bool, peer: Worker) -> GroupLink:
-        """A new link. `_lock` held."""
+        """Return a new link. `_lock` held."""
         link = GroupLink(self.scheme, channel, number, dialled, peer, self._watch)
         self._links[channel.rank, dialled, number] = link
         return link

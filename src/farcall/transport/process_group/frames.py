@@ -92,7 +92,7 @@ def pack(frame: Frame) -> tuple[list[Buffer], list[Buffer]]:
 def unpack(
     inline: memoryview, follows: bool, receive: Callable[[Buffer], None], limits: Limits
 ) -> Frame:
-    """The frame whose beginning stands behind an envelope.
+    """Return the frame whose beginning stands behind an envelope.
 
     Args:
         inline: what stands there; it is copied.

@@ -91,7 +91,7 @@ class FrameReader:
         return isinstance(self._source, OpenedStream) and self._source.has_input
 
     def read(self, *, received: bool = False) -> Frame | None:
-        """The next whole frame, or None when more bytes have to arrive first.
+        """Return the next whole frame, or None when more bytes have to arrive first.
 
         Args:
             received: of what has been received already: no system call.

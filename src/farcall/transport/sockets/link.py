@@ -300,7 +300,7 @@ class SocketLink:
             self.read_role.release()
 
     def _read(self, *, received: bool = False) -> Frame | None:
-        """The next frame; of what has been received already, if that is all that is wanted."""
+        """Return the next frame, or only one that has been received already, if that is wanted."""
         if self.lost is not None:
             return None
         try:

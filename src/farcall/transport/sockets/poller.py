@@ -151,5 +151,5 @@ Poller = EpollPoller | SelectorPoller
 
 
 def new_poller() -> Poller:
-    """The best poller of this platform."""
+    """Return the best poller of this platform."""
     return EpollPoller() if hasattr(select, "epoll") else SelectorPoller()
