@@ -1,7 +1,7 @@
 """The due calls, among tens of thousands of calls in flight.
 
-Nothing is done for a single call, so one that ends in time costs nothing. Only the time is kept
-before which none can be due. Then all open calls are looked at, but not sooner again than after
+Nothing is done for a single call, so one that ends in time costs nothing. Only one time is kept,
+before which no call can be due. Then all open calls are looked at, but not sooner again than after
 `PAUSE`, nor than after `SHARE` times as long as the look took.
 """
 
