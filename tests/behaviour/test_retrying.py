@@ -14,6 +14,7 @@ from behaviour.open_group import OpenGroup
 from farcall import rpc
 from farcall.errors import UnknownWorker
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls.retrying import Attempts, RepeatedCall
 from farcall.testing.cluster import acting_as
 
 _calls: list[str] = []
@@ -94,15 +95,25 @@ def test_worker_that_is_lost_for_good_ends_the_call(pair: list[Agent], kind: str
         call(kind, "w1", abs, args=(-1,), retry=rpc.Retry(2, 0.01))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_cancelled_call_is_not_repeated(pair: list[Agent], kind: str) -> None:
-    if kind == "sync":
-        return
+def test_cancelled_call_is_not_repeated(pair: list[Agent]) -> None:
     future = rpc.rpc_async("w1", lose_twice, retry=rpc.Retry(5, PATIENCE))
     future.cancel()
     with pytest.raises(rpc.Cancelled):
         future.wait()
     assert len(_calls) <= 1
+
+
+def test_attempt_ends_if_its_call_is_cancelled_while_it_is_made(pair: list[Agent]) -> None:
+    attempt: rpc.Future[None] = rpc.Future()
+    call = RepeatedCall()
+
+    def make(seconds: float) -> rpc.Future[None]:
+        call.cancel()
+        return attempt
+
+    call.attempts, call.make = Attempts(pair[0], "it", rpc.Retry(3), None), make
+    call.begin()
+    assert attempt.cancelled()
 
 
 @pytest.mark.parametrize("kind", KINDS)

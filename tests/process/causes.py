@@ -23,6 +23,7 @@ LINES = 5  # of the output in which the cause has to be
 CAUSES: dict[str, list[str]] = {
     "lock_held": ["w0 waits for `__main__:need_lock` on w1", "with LOCK"],
     "deadlock_of_two": ["a circle of waits, w0 -> w0 -> w1 -> w0", "with LOCK"],
+    "deadlock_of_repeated_calls": ["a circle of waits, w0 -> w0 -> w1 -> w0", "with LOCK"],
     "circle_of_three": ["a circle of waits, w0 -> w0 -> w1 -> w2 -> w0", "with LOCK"],
     "stopped_peer": [
         "w1 (pid",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ class Gate:
     """Events in the driver, for functions on workers to set and to wait for."""
 
     opened = threading.Event()
+    ended = threading.Semaphore(0)  # of a worker: it counts functions that saw that they may end
 
 
 def open_gate() -> None:
@@ -37,6 +39,18 @@ def open_gate() -> None:
 
 def pass_gate() -> bool:
     return Gate.opened.wait(PATIENCE)
+
+
+def run_until_cancelled(item: int = 0) -> None:
+    rpc.rpc_sync("main", open_gate)
+    waiting = threading.Event()
+    while not rpc.cancelled():
+        waiting.wait(0.005)
+    Gate.ended.release()
+
+
+def see_end() -> bool:
+    return Gate.ended.acquire(timeout=PATIENCE)
 
 
 def fail_at_two(number: int) -> int:
@@ -144,6 +158,45 @@ def test_a_call_may_be_given_a_limit(group: Group) -> None:
         with pytest.raises(errors.RpcTimeout):
             call(rpc.rpc_sync, "main", pass_gate)
     Gate.opened.set()
+
+
+async def cancelled_by_a_task(call: rpc.Future[None]) -> None:
+    task = asyncio.ensure_future(awaited(call))
+    await asyncio.get_running_loop().run_in_executor(None, pass_gate)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def awaited(call: rpc.Future[None]) -> None:
+    await call
+
+
+@pytest.mark.parametrize("by_asyncio", [False, True])
+def test_a_call_is_cancelled_on_its_worker(group: Group, by_asyncio: bool) -> None:
+    Gate.opened.clear()
+    call = group[0].call_async(run_until_cancelled)
+    if by_asyncio:
+        asyncio.run(cancelled_by_a_task(call))
+    else:
+        assert pass_gate()
+        assert call.cancel()
+    with pytest.raises(rpc.Cancelled):
+        call.wait()
+    assert group[0].call(see_end)
+
+
+def test_a_map_that_is_interrupted_cancels_the_calls_that_run(group: Group) -> None:
+    Gate.opened.clear()
+
+    def items() -> Iterator[int]:
+        yield 0
+        assert pass_gate()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        group.map(run_until_cancelled, items())
+    assert group[0].call(see_end)
 
 
 def test_the_functions_of_rpc_work_inside(group: Group) -> None:

@@ -96,10 +96,12 @@ class GroupWorker(WorkerInfo):
     def call_async(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Like `call`, but return a future at once, which can be awaited, too."""
+        """Like `call`, but return a future at once, which can be awaited and cancelled, too."""
         self._group.check_open()
-        future = rpc.rpc_async(self.name, function, args, kwargs, self._timeout)
-        return future.then(self._explained)
+        call = rpc.rpc_async(self.name, function, args, kwargs, self._timeout)
+        future = call.then(self._explained)
+        future.call = call
+        return future
 
     def _explained(self, future: Any) -> Any:
         try:
@@ -217,7 +219,8 @@ class Group:
 
         A worker has one item at a time. When a call fails no more items are handed out, the calls
         that run are waited for, and the error of the first item that failed is raised, with a note
-        that says which. No item is tried twice. Workers that have died before get no items.
+        that says which. Ctrl-C, or an error of `items`, cancels the calls that run. No item is
+        tried twice. Workers that have died before get no items.
 
         Args:
             function: is called with one item.

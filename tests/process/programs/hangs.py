@@ -59,6 +59,10 @@ def ask(to: str, function: Any, *args: Any) -> Any:
     return rpc.rpc_sync(to, function, args)
 
 
+def ask_repeatedly(to: str, function: Any, *args: Any) -> Any:
+    return rpc.rpc_async(to, function, args, retry=3).wait()
+
+
 def hold_lock_and_ask(to: str, function: Any, *args: Any) -> Any:
     with LOCK:
         return rpc.rpc_sync(to, function, args)
@@ -115,6 +119,10 @@ def lock_held() -> None:
 
 def deadlock_of_two() -> None:
     rpc.rpc_async("w0", hold_lock_and_ask, ("w1", ask, "w0", need_lock))
+
+
+def deadlock_of_repeated_calls() -> None:
+    rpc.rpc_async("w0", hold_lock_and_ask, ("w1", ask_repeatedly, "w0", need_lock))
 
 
 def circle_of_three() -> None:
@@ -197,6 +205,7 @@ HANGS = {
     for function in (
         lock_held,
         deadlock_of_two,
+        deadlock_of_repeated_calls,
         circle_of_three,
         stopped_peer,
         gil_held,

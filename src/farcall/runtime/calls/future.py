@@ -69,6 +69,8 @@ class Future(torch.futures.Future[T]):
     _made_by: CodeType | None = None
     _made_at = 0
     executor: Executor | None = None
+    # The call that this future stands for, if it is not the call's own: it is cancelled with it.
+    call: Future[Any] | None = None
     # The main thread sleeps at this bell, since torch's own wait does not look at signals. A thread
     # completes the future and then looks for a bell. The main thread first sets the bell and then
     # looks whether the future is done. So one sees the other. Where callbacks come before the end
@@ -258,6 +260,8 @@ class Future(torch.futures.Future[T]):
 
     def _cancel(self) -> bool:
         complete_with(self, Cancelled("the future was cancelled"))
+        if self.call is not None:
+            self.call.cancel()
         return self._failed is not None
 
     def cancelled(self) -> bool:

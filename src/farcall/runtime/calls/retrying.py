@@ -152,21 +152,23 @@ def _rest(seconds: float) -> None:
 class RepeatedCall(Future[Any]):
     """The future of a call that may be made again. See `call_async`."""
 
-    present: Future[Any] | None = None  # of the attempt that is being made
     attempts: Attempts
     make: Callable[[float], Future[Any]]
     later: Callable[[Callable[[], None], float], None]
 
     def begin(self) -> None:
-        """Make an attempt."""
+        """Make an attempt, which is `call` from then on."""
         if self.done():
             return  # it was cancelled
         try:
-            self.present = self.make(self.attempts.left())
+            attempt = self.make(self.attempts.left())
         except Exception as error:
-            self.present = Future()
-            self.present.set_exception(error)
-        self.present.add_done_callback(self._ended)
+            attempt = Future()
+            attempt.set_exception(error)
+        self.call = attempt
+        if self.done():  # it was cancelled just now
+            attempt.cancel()
+        attempt.add_done_callback(self._ended)
 
     def _ended(self, attempt: torch.futures.Future[Any]) -> None:
         try:
@@ -180,13 +182,6 @@ class RepeatedCall(Future[Any]):
             return
         if not self.done():
             self.set_result(value)
-
-    def _cancel(self) -> bool:
-        present = self.present
-        is_ended = super()._cancel()
-        if present is not None:
-            present.cancel()
-        return is_ended
 
 
 def call_async(

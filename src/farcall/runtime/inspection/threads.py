@@ -78,11 +78,22 @@ def look() -> list[Seen]:
                 0 if thread is None else thread.native_id or 0,
                 frames,
                 _innermost(frames, _SERVES, "self"),
-                _innermost(frames, _CALLS, "pending") or _innermost(frames, _WAITS_FOR, "self"),
+                _innermost(frames, _CALLS, "pending")
+                or _own_future(_innermost(frames, _WAITS_FOR, "self")),
                 _awaited(frames),
             )
         )
     return seen
+
+
+def _own_future(waited: object) -> object:
+    """Return the call's own future for one that stands for it, of a call with `retry=`, say."""
+    while isinstance(waited, Future):
+        call = getattr(waited, "made", None) or waited.call
+        if call is None:
+            break
+        waited = call
+    return waited
 
 
 def reports(seen: list[Seen], calls: Mapping[int, CallReport]) -> list[ThreadReport]:
