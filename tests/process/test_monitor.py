@@ -53,11 +53,16 @@ def test_full_table_of_descriptors_is_no_empty_one() -> None:
     assert done.stdout == "True\n"
 
 
+COLUMNS = ["worker", "role", "rank", "host", "pid", "state", "age", "out", "in", "queued", "served"]
+COLUMNS += ["memory", "files", "refs", "paths"]
+
+
 def test_status_shows_a_group(tmp_path: Path) -> None:
     with hanging("full_pool", tmp_path) as pid:
         causes(pid, "w1 has 16 calls queued")
         shown = of_group(pid, "status")
         assert [shown.count(f"w{rank} ") for rank in range(3)] == [1, 1, 1]
+        assert shown.split("\n")[0].split() == COLUMNS
         found = json.loads(of_group(pid, "status", "--json"))
         [w1] = [one for one in found["reports"] if one["name"] == "w1"]
         assert len(w1["served"]) == 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import click
 
 from farcall.cli.lazy import load
-
-Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+from farcall.cli.options import Option, RealRange
 
 
 @click.group(invoke_without_command=True)
@@ -20,18 +18,6 @@ def demo(ctx: click.Context) -> None:
     """Run a demo. Without a name, list them."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-class RealRange(click.FloatRange):
-    """Numbers within bounds. "nan", which is within any bounds, is none."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is no number.", param, ctx)
-        return number
 
 
 def seed_option(default: int, says: str = "Equal seeds and options give equal runs.") -> Option:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farcall.cli.consoles import console_for_tables
+from farcall.cli.options import Seconds, group_option, timeout_option
 from farcall.monitor import Diagnosis, Finding, Pair
 from farcall.monitor import doctor as look
 from farcall.runtime.inspection.reports import rate
@@ -22,9 +23,15 @@ STYLES = {"wrong": "bold red", "look": "bold yellow", "fine": "green"}
     default=None,
     help="Measure each path between workers, or none. Default: unless something hangs.",
 )
-@click.option("--seconds", default=10.0, show_default=True, help="Measure no more after these.")
-@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+@click.option(
+    "--seconds",
+    type=Seconds(),
+    default=10.0,
+    show_default=True,
+    help="Begin to measure no further path after so many.",
+)
+@group_option()
+@timeout_option()
 def doctor(
     as_json: bool, measure: bool | None, seconds: float, group: int | None, timeout: float
 ) -> None:

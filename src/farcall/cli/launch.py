@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import click
 
+from farcall.cli.options import Seconds
 from farcall.processes.output import Output
 from farcall.processes.places import (
     NO_ROLE,
@@ -74,7 +76,8 @@ class Plan(NamedTuple):
 @click.option(
     "--hosts",
     metavar="A,B,...",
-    help="Start the workers on these hosts by ssh, in a folder of the same name.",
+    help="Start the workers on these hosts by ssh, which must not ask for a password. Python, "
+    "farcall and PROGRAM are in the same places there as here.",
 )
 @click.option(
     "--address",
@@ -97,7 +100,7 @@ class Plan(NamedTuple):
 )
 @click.option(
     "--restart-delay",
-    type=click.FloatRange(min=0.0),
+    type=Seconds(),
     metavar="SECONDS",
     default=1.0,
     show_default=True,
@@ -105,7 +108,7 @@ class Plan(NamedTuple):
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0.0),
+    type=Seconds(),
     metavar="SECONDS",
     default=10.0,
     show_default=True,
@@ -142,6 +145,11 @@ def launch(
     arguments: tuple[str, ...],
 ) -> None:
     """Start workers that each run PROGRAM, a Python script, with ARGUMENTS.
+
+    \b
+        farcall launch -n 4 train.py --rate 0.1
+        farcall launch --role ps:1 --role trainer:3 train.py
+        farcall launch --hosts node1,node2 -n 4 -m package.train
 
     Each line that a worker prints is shown with its name. If one fails, all are ended, and the
     failed one's traceback is shown last. Ctrl-C ends all; the second one at once.
@@ -313,6 +321,7 @@ def _become(context: click.Context, command: list[str], environment: dict[str, s
 
 def _say(text: str) -> None:
     first, _, rest = text.partition("\n")
-    click.secho(f"farcall launch: {first}", err=True, bold=True)
-    if rest:
-        click.echo(rest, err=True)
+    with contextlib.suppress(OSError):  # as in `Output`: its reader may have gone
+        click.secho(f"farcall launch: {first}", err=True, bold=True)
+        if rest:
+            click.echo(rest, err=True)

@@ -7,14 +7,15 @@ from functools import partial
 import click
 
 from farcall.cli.lazy import load
+from farcall.cli.options import group_option, timeout_option
 from farcall.monitor import Answer, ask_all
 
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), help="Serve them at this port; 0: any.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Serve them at this address.")
-@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+@group_option()
+@timeout_option()
 def metrics(port: int | None, host: str, group: int | None, timeout: float) -> None:
     """Print metrics of workers in the text format of Prometheus, or serve them with --port.
 

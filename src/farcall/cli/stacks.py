@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from farcall.cli.options import group_option, timeout_option
 from farcall.monitor import Answer, Silent, ask_all, explain
 from farcall.runtime.inspection.reports import CallReport, ThreadReport, WorkerReport
 
@@ -17,8 +18,8 @@ SAMPLER_SECONDS = 10.0
 
 @click.command()
 @click.argument("workers", nargs=-1)
-@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+@group_option()
+@timeout_option()
 @click.option("--all", "everything", is_flag=True, help="Also threads that do nothing.")
 def stacks(workers: tuple[str, ...], group: int | None, timeout: float, everything: bool) -> None:
     """Say what hangs and why, and show where the threads of all workers are, or of WORKERS.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
 
 import click
 import msgspec
@@ -13,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farcall.cli.consoles import console_for_tables
+from farcall.cli.options import group_option, timeout_option
 from farcall.monitor import Answer, ask_all
 from farcall.runtime.inspection.reports import WorkerReport
 
@@ -22,8 +26,8 @@ MOST_NAMES = 4  # of other workers; of more only the numbers are shown
 @click.command()
 @click.option("--watch", is_flag=True, help="Show it anew each second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
-@click.option("--group", type=int, metavar="PID", help="Only the group of this process.")
-@click.option("--timeout", default=1.0, show_default=True, help="Seconds that a worker has.")
+@group_option()
+@timeout_option()
 def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> None:
     """Show the workers of this user on this machine, and those that they are in a group with.
 
@@ -35,20 +39,33 @@ def status(watch: bool, as_json: bool, group: int | None, timeout: float) -> Non
     It needs no secret for those of this machine. Those of other machines are asked with the secret
     in FARCALL_SECRET or FARCALL_SECRET_FILE, or the certificates in FARCALL_TLS_CERT, _KEY and _CA.
     """
-    if as_json:
-        answer = _ask(group, timeout)
-        plain = {"reports": answer.reports, "silent": [one._asdict() for one in answer.silent]}
-        click.echo(msgspec.json.format(msgspec.json.encode(plain)).decode())
-        return
     console = console_for_tables()
-    if not watch:
-        console.print(_shown(_ask(group, timeout)))
-        return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            began = time.monotonic()
-            live.update(_shown(_ask(group, timeout)), refresh=True)
-            time.sleep(max(0.0, began + 1.0 - time.monotonic()))
+    ask = partial(_ask, group, timeout)
+    if watch and console.is_terminal and not as_json:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for _ in _seconds():
+                live.update(_shown(ask()), refresh=True)
+    for number in _seconds() if watch else range(1):
+        if as_json:
+            click.echo(_json(ask()))
+            continue
+        if number:
+            click.echo()
+        console.print(_shown(ask()))
+        console.file.flush()  # what reads the pipe need not wait for more
+
+
+def _seconds() -> Iterator[int]:
+    """Count from 0, once a second."""
+    for number in count():
+        began = time.monotonic()
+        yield number
+        time.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+
+def _json(answer: Answer) -> str:
+    plain = {"reports": answer.reports, "silent": [one._asdict() for one in answer.silent]}
+    return msgspec.json.format(msgspec.json.encode(plain)).decode()
 
 
 def _ask(group: int | None, timeout: float) -> Answer:

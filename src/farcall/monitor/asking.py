@@ -106,7 +106,8 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
             asked at once, and those of other machines after those of this one.
 
     Raises:
-        ValueError: the credentials of this process can't be used; the message says why.
+        ValueError: the credentials of this process can't be used, or the timeout is no number of
+            seconds; the message says why.
     """
     return ask_and_keep(stacks=stacks, timeout=timeout)[0]
 
@@ -114,6 +115,8 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
 def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Contact]]:
     """As `ask_all`; return also how those that answered are asked, by incarnation."""
     question = Question(stacks)
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout}")
 
     def ask(contacts: list[Contact]) -> list[WorkerReport | str]:
         asks = [partial(ask_one, one, question, timeout) for one in contacts]
