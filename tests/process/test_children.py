@@ -210,6 +210,24 @@ def test_no_counter_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert exits.MemoryKills().since() is None
 
 
+HIGH = """
+import fcntl, os, resource
+from farcall.processes import forkserver
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+reader, writer = os.pipe()
+high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1500)
+print(forkserver._readable([high], 0.0))
+os.close(writer)
+print(forkserver._readable([high]) == {high})
+"""
+
+
+def test_fork_server_waits_for_descriptors_of_many_workers() -> None:
+    done = subprocess.run([sys.executable, "-c", HIGH], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["set()", "True"], done.stderr
+
+
 PARENT = """
 import os, sys
 from farcall.processes.dying import Guardian, start

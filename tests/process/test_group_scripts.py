@@ -17,16 +17,20 @@ from patience import PATIENCE
 
 GUARD = 'if __name__ == "__main__":'
 
-# Prints the process ids of its workers and of their fork server, then waits inside of the block.
+# Prints the process ids of its workers, of what each of them has started, and of their fork server,
+# then waits inside of the block.
 WAITING = f"""
 import os
+import subprocess
+import sys
 import threading
 
 import farcall
 
 
 def family():
-    return os.getpid(), os.getppid()
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    return os.getpid(), os.getppid(), child.pid
 
 
 def wait():
@@ -35,17 +39,19 @@ def wait():
 
 {GUARD}
     with farcall.local(2) as group:
-        pairs = group.all.call(family)
-        print(*sorted({{number for pair in pairs for number in pair}}), flush=True)
+        families = group.all.call(family)
+        print(*sorted({{number for one in families for number in one}}), flush=True)
         group[0].call(wait)
 """
 
 
 def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, which may leave files in the folder."""
     script = folder / "script.py"
     script.write_text(dedent(program), encoding="utf-8")
     return subprocess.run(
         [sys.executable, str(script)],
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -80,7 +86,7 @@ def waiting(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         try:
             assert driver.stdout is not None
             numbers = [int(number) for number in driver.stdout.readline().split()]
-            assert len(numbers) == 3
+            assert len(numbers) == 5
             with deaths_of(numbers) as deaths:
                 yield driver, deaths
         finally:
@@ -92,11 +98,16 @@ def wait_for_all(deaths: list[int]) -> None:
         assert select.select([death], [], [], PATIENCE)[0]
 
 
+def files_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_driver_is_killed(number: int, tmp_path: Path) -> None:
     with waiting(tmp_path) as (driver, deaths):
         driver.send_signal(number)
         wait_for_all(deaths)
+        assert files_in(tmp_path) == ["script.py"]
 
 
 def test_nothing_is_left_when_the_driver_is_killed_whose_fork_lives_on(tmp_path: Path) -> None:
@@ -128,6 +139,7 @@ def test_nothing_is_left_when_the_driver_is_killed_whose_fork_lives_on(tmp_path:
     )
     assert done.stdout == "all have ended\n", done.stderr
     assert done.returncode == -signal.SIGKILL
+    assert files_in(tmp_path) == ["script.py"]
 
 
 def test_nothing_is_left_when_the_driver_is_killed_while_it_starts_workers(tmp_path: Path) -> None:
@@ -151,6 +163,7 @@ def test_nothing_is_left_when_the_driver_is_killed_while_it_starts_workers(tmp_p
     assert done.returncode == -signal.SIGKILL, done.stderr
     with suppress(ProcessLookupError), deaths_of([int(done.stdout)]) as deaths:
         wait_for_all(deaths)
+    assert files_in(tmp_path) == ["script.py"]
 
 
 def test_ctrl_c_ends_the_block(tmp_path: Path) -> None:
@@ -158,7 +171,7 @@ def test_ctrl_c_ends_the_block(tmp_path: Path) -> None:
         driver.send_signal(signal.SIGINT)
         wait_for_all(deaths)
         assert driver.wait(PATIENCE) in (-signal.SIGINT, 128 + signal.SIGINT)
-    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    assert files_in(tmp_path) == ["script.py"]
 
 
 def test_what_a_function_prints_is_shown_before_its_call_returns(tmp_path: Path) -> None:
@@ -277,6 +290,67 @@ def test_a_worker_that_is_killed_while_it_joins_ends_the_start(tmp_path: Path) -
     )
     assert done.returncode == 1
     assert "could not start: its process ended: exit code 9" in done.stderr
+
+
+def test_the_end_of_the_process_that_starts_workers_is_told_in_words(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import farcall
+        from farcall.groups.crew import Crew
+
+        wait = Crew._wait_until_warm
+
+        def wait_and_end_it(crew):
+            wait(crew)
+            crew._server.kill()
+            crew._server.wait()
+
+        {GUARD}
+            Crew._wait_until_warm = wait_and_end_it
+            farcall.local(2)
+        """,
+    )
+    assert done.returncode == 1
+    assert "'worker0' could not start: its process ended: killed by SIGKILL" in done.stderr
+    assert "of the process that starts the workers" in done.stderr
+    assert files_in(tmp_path) == ["script.py"]
+
+
+def test_a_start_without_enough_descriptors_says_so_and_leaves_none_open(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import gc
+        import os
+        import resource
+        import threading
+        import farcall
+
+        def opened():
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")) - 1
+
+        {GUARD}
+            before, threads = opened(), threading.active_count()
+            _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            said = []
+            for room in range(20):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (before + room, most))
+                try:
+                    farcall.local(2)
+                except OSError as error:
+                    said.append("ulimit -n" in "".join(getattr(error, "__notes__", ())))
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                assert opened() == before, room
+                assert threading.active_count() == threads, room
+            print(len(said), any(said))
+            with farcall.local(1) as group:
+                print(group[0].call(abs, -1))
+        """,
+    )
+    assert done.stdout.splitlines() == ["20 True", "1"], done.stderr
+    assert files_in(tmp_path) == ["script.py"]
 
 
 def test_groups_follow_each_other_and_leave_the_process_as_it_was(tmp_path: Path) -> None:

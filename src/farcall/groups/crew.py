@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -24,10 +25,15 @@ from farcall.processes.exits import MemoryKills, in_words
 from farcall.processes.forkserver import KILL, WARM, Place, command
 from farcall.processes.output import Output
 from farcall.runtime.agent import Agent
+from farcall.serde import add_note
 from farcall.threads import FarcallThread
 
 PROGRAM = "farcall.groups.program"
 END_SECONDS = 5.0  # that a fork server has to end what it started
+_FEW_FILES = (
+    "farcall: a group of {} workers needs six descriptors for each of them while it starts; the "
+    "limit of a process is that of `ulimit -n`"
+)
 
 
 class Crew:
@@ -44,26 +50,44 @@ class Crew:
 
     def __init__(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
         self._names = tuple(names)
+        self._has_joined = False
+        self._kills = MemoryKills()
+        self._endings = Endings()
+        self._places: list[Place] = []
+        self._workers: list[Connection] = []
+        self._opened = contextlib.ExitStack()
+        try:
+            self._open(options)
+        except BaseException as error:
+            self._opened.close()
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                add_note(error, _FEW_FILES.format(len(names)))
+            raise
+        self._hearer = FarcallThread(self._hear, "farcall group")
+
+    def _open(self, options: Mapping[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
+        self._opened.callback(self._delete_folder)
         self._meeting = Path(self._folder.name, "rendezvous")
         self._secret = rpc.Secret(options.get("secret") or rpc.Secret.generate()).reveal()
-        self._has_joined = False
         meeting = {"init_method": self._meeting.as_uri(), "secret": self._secret}
         self._options = {**options, **meeting}
         self._plan = Plan(
             self._names,
             main_of_this_process(),
             cloudpickle.dumps(self._options),
-            threads_of_each(names),
+            threads_of_each(self._names),
         )
-        self._kills = MemoryKills()
-        self._endings = Endings()
+        log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115  # closed with the others
+        self._log = self._opened.enter_context(log)
         self._output = Output()
-        self._log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115  # see `close`
-        self._places: list[Place] = []
-        self._workers: list[Connection] = []
+        self._opened.callback(self._output.close)
         self._home, self._server = self._start_server()
-        self._hearer = FarcallThread(self._hear, "farcall group")
+
+    def _delete_folder(self) -> None:
+        with contextlib.suppress(OSError):  # of an empty one, even without a descriptor
+            os.rmdir(self._folder.name)
+        self._folder.cleanup()
 
     def _start_server(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         """Start the fork server. It inherits the workers' ends of their pipes and connections."""
@@ -71,12 +95,9 @@ class Crew:
         inherited = [theirs.detach()]
         try:
             for name in self._names:
-                place, worker = self._make_place(name)
-                inherited += place[1:]
-                self._places.append(place)
-                self._workers.append(worker)
+                self._make_place(name, inherited)
             server = subprocess.Popen(
-                command(inherited[0], PROGRAM),
+                command(inherited[0], PROGRAM, self._folder.name),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -88,12 +109,21 @@ class Crew:
                 os.close(descriptor)
         return Connection(ours.detach()), server
 
-    def _make_place(self, name: str) -> tuple[Place, Connection]:
-        out, their_out = os.pipe()
-        err, their_err = os.pipe()
+    def _make_place(self, name: str, inherited: list[int]) -> None:
+        """Make the pipes and the connection of a worker; its ends of them are to be inherited."""
         ours, theirs = socket.socketpair()
+        self._workers.append(self._opened.enter_context(Connection(ours.detach())))
+        inherited.append(theirs.detach())
+        out, their_out = os.pipe()
+        inherited.append(their_out)
+        try:
+            err, their_err = os.pipe()
+        except OSError:
+            os.close(out)
+            raise
+        inherited.append(their_err)
         self._output.follow(name, out, err)
-        return Place(name, their_out, their_err, theirs.detach()), Connection(ours.detach())
+        self._places.append(Place(name, their_out, their_err, inherited[-3]))
 
     def start(self) -> Agent:
         """Fork the workers and meet them; return the driver's agent, which is this process's own.
@@ -103,7 +133,8 @@ class Crew:
             RendezvousError: they did not meet.
         """
         self._wait_until_warm()
-        self._home.send_bytes(pickle.dumps((self._places, self._plan)))
+        with contextlib.suppress(OSError):  # it has ended: so have the workers, or will not begin
+            self._home.send_bytes(pickle.dumps((self._places, self._plan)))
         self._hearer.start()
         for number in range(len(self._names)):
             said = self._said(number)
@@ -127,9 +158,13 @@ class Crew:
         except (EOFError, OSError):
             pass
         self._server.wait()
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")
+        said = self._said_last()
         raise RuntimeError(f"the process that starts the workers could not start:\n{said}")
+
+    def _said_last(self) -> str:
+        """Return the output of the fork server, which says why it has ended."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").rstrip()
 
     def _said(self, number: int) -> bytes:
         """Return what a worker tells the driver next; nothing if it has ended."""
@@ -142,7 +177,11 @@ class Crew:
         """Return why a worker could not start. What it said is the reason, if it said something."""
         reason = said.decode(errors="replace").rstrip()
         if not reason:
-            reason = f"its process ended: {self.how_it_ended(number, END_SECONDS)}"
+            words = self.how_it_ended(number, END_SECONDS)
+            if words is None and (code := self._server.poll()) is not None:
+                words = f"{in_words(code)}, of the process that starts the workers"
+                words = f"{words}\n{self._said_last()}".rstrip()
+            reason = f"its process ended: {words}"
         return RuntimeError(f"{self._names[number]!r} could not start: {reason}")
 
     def _hear(self) -> None:
@@ -200,8 +239,5 @@ class Crew:
             self._server.kill()
             self._server.wait()
             self._hearer.join_if_started()
-            for connection in (self._home, *self._workers):
-                connection.close()
-            self._output.close()
-            self._log.close()
-            self._folder.cleanup()
+            self._home.close()
+            self._opened.close()

@@ -1,7 +1,8 @@
 """A fork server: a process that imports once what its children need, torch say, and forks them.
 
 It runs no user code, and has one thread when it forks. It ends, with all children, when the process
-ends that started it, the driver. That is watched for before anything slow is imported.
+ends that started it, the driver. It deletes the driver's folder then, since a killed driver can't.
+The end of the driver is watched for before anything slow is imported.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import importlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from farcall.processes.dying import signal_group
 from farcall.threads import FarcallThread
@@ -34,24 +36,29 @@ class Place(NamedTuple):
     connection: int
 
 
-def main(connection: int, driver: int, program: str) -> None:
-    """Import what children run, fork one for each place, and follow them until all have ended.
+def main(connection: int, driver: int, program: str, folder: str) -> None:
+    """Import what children run, fork one for each place, and follow them until the driver's end.
 
     Args:
         connection: descriptor of the connection to the driver.
         driver: process id of the driver.
         program: module whose `run(place, plan, parent)` a child runs. The driver says the plan;
             the parent is this process's id.
+        folder: of the driver's files; is deleted if the driver ends without a word.
     """
     home = Connection(connection)
     gc.disable()  # imports make no garbage; a collector that looks for some takes a tenth of them
-    with _ending_with(driver, home):
+    with _ending_with(driver, home, folder):
         module = importlib.import_module(program)
-    home.send_bytes(WARM)
     try:
-        places, plan = pickle.loads(home.recv_bytes())
-    except EOFError:  # the driver has ended
+        home.send_bytes(WARM)
+        said = home.recv_bytes()
+    except (EOFError, OSError):  # the driver has ended
+        shutil.rmtree(folder, ignore_errors=True)
         return
+    if said == KILL:
+        return
+    places, plan = pickle.loads(said)
     gc.freeze()  # what the children share of memory is not copied by their collectors
     parent, children = os.getpid(), dict[int, int]()
     # Before the first child can end.
@@ -72,22 +79,32 @@ def main(connection: int, driver: int, program: str) -> None:
         children[child] = number
     for place in places:
         _close(place)
-    _follow(home, driver, woken, children)
+    if not _follow(home, driver, woken, children):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _follow(home: Connection, driver: int, woken: int, children: dict[int, int]) -> None:
-    """Tell the driver how each child ends. If the driver ends or says so, kill all children."""
+def _follow(home: Connection, driver: int, woken: int, children: dict[int, int]) -> bool:
+    """Tell the driver how each child ends. If the driver ends or says so, kill all children.
+
+    Returns:
+        Whether the driver still lives when all children have ended.
+    """
     with _death_of(driver) as deaths:
         is_wanted = True
-        while children:
-            ready, _, _ = select.select([home, woken, *deaths] if is_wanted else [woken], [], [])
+        while is_wanted or children:
+            ready = _readable([home.fileno(), woken, *deaths] if is_wanted else [woken])
             if woken in ready:
                 os.read(woken, 1 << 16)
                 _reap(home, children)
             elif ready:  # KILL, or the end of the driver
                 is_wanted = False
+                if home.fileno() in ready:
+                    with contextlib.suppress(EOFError, OSError):
+                        home.recv_bytes()
                 for child in children:
                     signal_group(child, signal.SIGKILL)
+        # After KILL nothing more comes but the end.
+        return not _readable([home.fileno(), *deaths], 0.0)
 
 
 def _reap(home: Connection, children: dict[int, int]) -> None:
@@ -102,14 +119,14 @@ def _reap(home: Connection, children: dict[int, int]) -> None:
 
 
 @contextlib.contextmanager
-def _ending_with(driver: int, home: Connection) -> Iterator[None]:
-    """End this process at once if the driver ends meanwhile, from which nothing is expected yet."""
+def _ending_with(driver: int, home: Connection, folder: str) -> Iterator[None]:
+    """End this process at once if the driver ends meanwhile, or says so, and delete its folder."""
     stop, stopped = os.pipe()
 
     def watch() -> None:
         with _death_of(driver) as deaths:
-            ready, _, _ = select.select([home, stop, *deaths], [], [])
-            if stop not in ready:
+            if stop not in _readable([home.fileno(), stop, *deaths]):
+                shutil.rmtree(folder, ignore_errors=True)
                 os._exit(1)
 
     thread = FarcallThread(watch, "farcall driver watch")
@@ -123,7 +140,7 @@ def _ending_with(driver: int, home: Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _death_of(driver: int) -> Iterator[list[Any]]:
+def _death_of(driver: int) -> Iterator[list[int]]:
     """Give what becomes readable when the driver ends, beside the end of its connection.
 
     That does not come while a process that was forked from the driver has it open.
@@ -133,8 +150,9 @@ def _death_of(driver: int) -> Iterator[list[Any]]:
         return
     try:
         descriptor = os.pidfd_open(driver)
-    except ProcessLookupError:
-        os._exit(1)
+    except ProcessLookupError:  # it has ended already: the end of a pipe is readable, too
+        descriptor, writer = os.pipe()
+        os.close(writer)
     except OSError:  # an old kernel, or a sandbox
         yield []
         return
@@ -142,6 +160,14 @@ def _death_of(driver: int) -> Iterator[list[Any]]:
         yield [descriptor]
     finally:
         os.close(descriptor)
+
+
+def _readable(descriptors: list[int], seconds: float | None = None) -> set[int]:
+    """Wait until some are readable, or have ended; return which. `select` knows 1024 only."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {one for one, _ in poller.poll(None if seconds is None else seconds * 1000)}
 
 
 def _keep_only(place: Place, places: list[Place], others: list[int]) -> None:
@@ -157,11 +183,11 @@ def _close(place: Place) -> None:
         os.close(descriptor)
 
 
-def command(connection: int, program: str) -> list[str]:
-    """Return the command that starts a fork server for this process."""
+def command(connection: int, program: str, folder: str) -> list[str]:
+    """Return the command that starts a fork server for this process; see `main`."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from farcall.processes.forkserver import main; "
-        f"main({connection}, {os.getpid()}, {program!r})"
+        f"main({connection}, {os.getpid()}, {program!r}, {folder!r})"
     )
     return [sys.executable, "-c", code]
