@@ -20,6 +20,10 @@ from farcall.cli.options import group_option, timeout_option
 from farcall.monitor import Answer, ask_all
 from farcall.runtime.inspection.reports import WorkerReport
 
+NONE_FOUND = (
+    "found no workers of this user on this machine (a worker whose option `paths` leaves out unix "
+    "is found only through others)"
+)
 MOST_NAMES = 4  # of other workers; of more only the numbers are shown
 
 
@@ -78,7 +82,7 @@ def _ask(group: int | None, timeout: float) -> Answer:
 
 def _shown(answer: Answer) -> Group | Text:
     if not (answer.reports or answer.silent):
-        return Text("no workers of this user on this machine")
+        return Text(NONE_FOUND)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("worker", "role", "rank", "host", "pid", "state", "age"):
         table.add_column(title)
