@@ -24,12 +24,15 @@ import msgspec
 import torch
 from patience import PATIENCE
 
-from farcall.ids import new_incarnation
+from farcall.ids import Worker, new_incarnation
 from farcall.runtime.calls.methods import RemoteMethod
 from farcall.runtime.current import current_agent
 from farcall.serde import Serializer
 from farcall.transport.connect import handshake
+from farcall.transport.connect.certificates import made_of
+from farcall.transport.connect.conversation import Conversation
 from farcall.transport.connect.credentials import SecretCertificates, Terms
+from farcall.transport.connect.guests import Guest
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
     NONCE_LENGTH,
@@ -40,6 +43,10 @@ from farcall.transport.connect.handshake_messages import (
     Proof,
     Ready,
 )
+from farcall.transport.connect.knock import knock
+from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.multi_stream import StreamRegistry
+from farcall.transport.connect.visitors import Visitor
 from farcall.transport.sockets.streams import source_of, writer_of
 from farcall.wire.frames import HEADER, MAGIC, Frame, encode
 from farcall.wire.frames import VERSION as FRAME_VERSION
@@ -158,6 +165,62 @@ def dial(url: str) -> socket.socket:
     assert parts.hostname is not None
     assert parts.port is not None
     return socket.create_connection((parts.hostname, parts.port), PATIENCE)
+
+
+# Both ends of a handshake over TLS without I/O, as a worker has them.
+
+
+def overheard_knock(secret: str) -> bytes:
+    """Return the bytes of a worker that an attacker on the path has seen, and repeats."""
+    return knock(secret.encode())
+
+
+def stolen_certificate(secret: str) -> tuple[bytes, bytes]:
+    """Return a certificate that workers with the secret accept, and its key, in PEM."""
+    worker = made_of(secret.encode()).worker
+    at = worker.index(b"-----BEGIN PRIVATE KEY")
+    return worker[:at], worker[at:]
+
+
+@functools.cache
+def _terms(secret: str) -> Terms:
+    """Return those of a worker with certificates: no knock comes before TLS."""
+    return Terms(None, SecretCertificates(secret.encode()))
+
+
+def _identity() -> Identity:
+    return Identity("w0", 0, new_incarnation())
+
+
+def accepting_side(secret: str) -> Conversation[handshake.Met]:
+    """Return a worker's side of a handshake with a stranger that dials in."""
+    return handshake.accepting(_identity(), _terms(secret), admit=lambda _: None)
+
+
+def dialling_side(secret: str) -> Conversation[handshake.Met]:
+    """Return a worker's side of a handshake with the server that it has dialled."""
+    wanted = handshake._Wanted(new_incarnation(), "w1")
+    return Conversation(
+        lambda channel: handshake._connect(channel, _identity(), _terms(secret), wanted)
+    )
+
+
+def visitor(sock: socket.socket, secret: str) -> Visitor:
+    """Return a connection as the thread has it that shakes hands with all strangers."""
+    sock.setblocking(False)
+    guest = Guest(_identity(), _terms(secret), Listening(), StreamRegistry())
+    return Visitor(sock, "somebody", "somewhere", guest, time.monotonic())
+
+
+def believe_in(names: dict[str, str]) -> None:
+    """Have this worker know others that are not there.
+
+    Args:
+        names: of each, with the address of another listener.
+    """
+    for number, (name, url) in enumerate(names.items()):
+        worker = Worker(name, 1000 + number, new_incarnation(), (url,))
+        current_agent().directory.add(worker)
 
 
 # With the credential: as a member, or somebody who stole the secret.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from stations import soon
 
+from farcall.errors import LinkError
 from farcall.protocol.connecting import Failure
 from farcall.transport.connect import addresses, race
 from farcall.transport.connect.dialling import dial, failure_of
@@ -100,3 +101,15 @@ def test_full_listener_is_asked_more_often_than_the_system_does() -> None:
         assert winner is made[1]
         assert made[0].fileno() < 0
         assert winner.getpeername() == server.getsockname()
+
+
+def kinds_of(error: type[LinkError]) -> Iterator[type[LinkError]]:
+    yield error
+    for kind in error.__subclasses__():
+        yield from kinds_of(kind)
+
+
+@pytest.mark.parametrize("kind", [*kinds_of(LinkError)])
+def test_refusal_of_any_kind_can_be_raised_anew_for_each_caller(kind: type[LinkError]) -> None:
+    error = kind("why")
+    assert str(type(error)(*error.args)) == "why"

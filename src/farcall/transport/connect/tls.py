@@ -2,6 +2,9 @@
 
 Behind the handshake the connection carries records of another kind, so not a byte beyond it may be
 read: a record's header says how long it is. See docs/decisions/0024-encryption.md.
+
+OpenSSL bounds each message of a handshake, but not in how many records it comes, nor their padding:
+a chain of certificates has up to 100 KiB there, which may come in as many records of 16 KiB.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ _HEADER = 5
 _LONGEST = (1 << 14) + 256
 _KINDS = range(20, 24)  # change_cipher_spec, alert, handshake, application_data
 
+# What a peer may send in TLS's own handshake, and again inside TLS until its last message. A
+# worker's chain of certificates has 7 KiB at most (`certificate_signer.py`), and a hello 12.
+MOST_RECORDS = 32
+MOST_BYTES = 16 << 10
+
 T = TypeVar("T")
 
 
@@ -31,9 +39,6 @@ def is_tls(beginning: bytes) -> bool:
 
 class NotTls(BadFrame):
     """Bytes have come that are no record of TLS. They can still be read from the wire."""
-
-    def __init__(self) -> None:
-        super().__init__("the peer has begun TLS, and what it sent then is none")
 
 
 class TlsStream:
@@ -52,6 +57,7 @@ class TlsStream:
         contexts = certificates.contexts()
         context = contexts.dialling if dials else contexts.accepting
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not dials)
+        self._records = self._bytes = 0  # that have come of this part
 
     def shake(self) -> Script[None]:
         """Make the connection secure. At the dialler, the peer has yet to agree.
@@ -59,9 +65,10 @@ class TlsStream:
         Raises:
             AuthenticationFailed: a side does not accept the other's certificate.
             NotTls: the peer answers in plain.
-            BadFrame: it is no peer of ours.
+            BadFrame: it is no peer of ours, or goes on for longer than one.
         """
         yield from self._run(self._tls.do_handshake)
+        self._records = self._bytes = 0
 
     def names(self) -> list[str]:
         """Return the names that the peer's certificate is for."""
@@ -108,7 +115,14 @@ class TlsStream:
         header = yield from self._wire.peek(_HEADER)
         length = int.from_bytes(header[3:_HEADER], "big")
         if header[0] not in _KINDS or header[1] != 3 or length > _LONGEST:
-            raise NotTls
+            raise NotTls("the peer has begun TLS, and what it sent then is none")
+        self._records += 1
+        self._bytes += length
+        if self._records > MOST_RECORDS or self._bytes > MOST_BYTES:
+            raise BadFrame(
+                "something that is not farcall is on the other end: a part of its handshake has "
+                f"more than {MOST_RECORDS} records of TLS, or {MOST_BYTES >> 10} KiB"
+            )
         record = yield from self._wire.read(_HEADER + length)
         self._incoming.write(record)
 
@@ -122,7 +136,7 @@ class TlsStream:
                 certificates.refused(error.verify_code, error.verify_message)
             )
         words = reason.lower().replace("_", " ")
-        if "ALERT" in reason:
+        if "_ALERT_" in reason:
             return AuthenticationFailed(certificates.refused_by_peer(words.rpartition("alert ")[2]))
         if "CERTIFICATE" in reason:
             return AuthenticationFailed(certificates.refused(0, words))

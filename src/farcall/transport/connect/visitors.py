@@ -21,6 +21,7 @@ PROOF_SECONDS = 5.0  # from the connection to its proof
 MOST = 64
 MOST_OF_ORIGIN = 16
 SPARE_DESCRIPTORS = 16  # that are left to the program, by closing visitors
+PIECES = 16  # that are received from one visitor before the others have their turn
 
 
 def descriptor_limit() -> int:
@@ -89,21 +90,25 @@ class Visitor:
         self.sock.setblocking(False)
 
     def advance(self) -> None:
-        """Send and receive what can be without blocking.
+        """Send and receive what can be without blocking, but for one that sends without an end.
 
         Raises:
             OSError: the connection has failed.
         """
         with contextlib.suppress(BlockingIOError, InterruptedError):
-            while True:
-                said = self.conversation.take()
-                self._has_spoken = bool(said) or bool(self._unsent)
-                self._unsent += said
-                while self._unsent:
-                    self._unsent = self._unsent[self.sock.send(self._unsent) :]
+            self._send()
+            for _ in range(PIECES):
                 if not self.conversation.wants:
                     return
                 self.conversation.receive(self.sock.recv(self.conversation.wants))
+                self._send()
+
+    def _send(self) -> None:
+        said = self.conversation.take()
+        self._has_spoken = bool(said) or bool(self._unsent)
+        self._unsent += said
+        while self._unsent:
+            self._unsent = self._unsent[self.sock.send(self._unsent) :]
 
     def part(self, now: float) -> bool:
         """Give it time to read why it was refused; else a reset takes that away from it.
