@@ -54,7 +54,7 @@ _LEAVE_LIMIT = 5.0
 # shorter than what a store may take to answer a question.
 _RENEWAL_LIMIT, _RENEWAL_PAUSE = 4.0, 0.2
 
-_MOST_EMPTY = 1024  # entries of the log in a row that lead to no new worker
+_MOST_EMPTY = 1024  # entries of the log in a row that lead to no new record
 
 
 def _nobody_is_dead(worker: Worker) -> bool:
@@ -243,27 +243,25 @@ class Rendezvous:
         Raises:
             RuntimeError: the store is gone.
         """
-        found: list[Worker] = []
-        for name in self._logged(deadline):
-            worker = self.find(name)
-            if worker is not None:
-                found.append(worker)
-        return found
+        return [record.worker for record in self._listed(deadline) if record.state == "up"]
 
-    def _logged(self, deadline: float) -> Iterator[str]:
-        names: set[str] = set()
+    def _listed(self, deadline: float) -> Iterator[Record]:
+        """The records of all in the log, which a liar's store may make as long as it likes."""
+        names: set[str] = set()  # of those that have a record
         empty = 0
         for number in range(1, (self._board.counted("members") or 0) + 1):
             if empty > _MOST_EMPTY or time.monotonic() >= deadline:
                 return
             # A worker that is just joining may have counted itself without having written its name.
             name = self._board.text(f"member/{number}")
-            if is_name(name) and name not in names:
-                names.add(name)
-                empty = 0
-                yield name
-            else:
+            is_new = is_name(name) and name not in names
+            record = self._read(f"name/{name}") if is_new else None
+            if record is None or record.worker.name != name:
                 empty += 1
+                continue
+            names.add(name)
+            empty = 0
+            yield record
 
     def leave(self, worker: Worker) -> None:
         """Mark a worker, this one or one known to be dead, as gone; its name is free again.

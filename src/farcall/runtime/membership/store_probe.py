@@ -87,9 +87,11 @@ class Search:
         """Seconds until the deadline; `math.inf` without one."""
         return self._deadline - time.monotonic()
 
-    def late(self, hint: str) -> RendezvousTimeout:
+    def late(self, hint: str, reason: str = "") -> RendezvousTimeout:
+        """Return the error of a search that took too long, for that reason, or the last one."""
         return RendezvousTimeout(
-            f"no store answered at {self._where} in {self._timeout:.1f} s: {self._reason}{hint}"
+            f"no store answered at {self._where} in {self._timeout:.1f} s: "
+            f"{reason or self._reason}{hint}"
         )
 
     def resolve(self, hint: str) -> list[str]:

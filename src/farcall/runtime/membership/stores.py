@@ -25,7 +25,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from farcall.errors import RendezvousError
+from farcall.errors import FarcallError, RendezvousError
 from farcall.runtime.membership.store_probe import LOOPBACK, Search, listen_on_loopback
 from farcall.transport.uninterrupted import in_a_thread
 
@@ -197,8 +197,16 @@ def _open_tcp(
     if rank == 0 and not hosted_by_agent:
         return _host_store(host, port, search, use_libuv, confined)
     address = search.find(hint)
+    seconds = max(search.remaining, 1.0)
     try:
-        store: Store = _tcp_store(address, port, max(search.remaining, 1.0), use_libuv)
+        # torch's client asks its store whether it is there, and waits for the answer without end.
+        store: Store = bounded(
+            lambda: _tcp_store(address, port, seconds, use_libuv),
+            min(seconds, _NO_LIMIT),
+            search.late(hint, "what listens there has answered one question, and not the next"),
+        )
+    except FarcallError:
+        raise
     except RuntimeError as error:  # it ended just now
         raise search.late(hint) from error
     store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
