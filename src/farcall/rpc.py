@@ -67,7 +67,7 @@ from farcall.runtime.calls.call_checks import check_call, check_concurrency
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import breaks_graphs
 from farcall.runtime.calls.retrying import Attempts, Retry
-from farcall.runtime.context import current_context
+from farcall.runtime.context import current_context, set_context
 from farcall.runtime.current import current_agent, default_agent, set_default_agent
 from farcall.runtime.heap import keep_freed_memory
 from farcall.runtime.inspection.reports import MemberReport
@@ -173,10 +173,14 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    agent = default_agent()
-    if agent is not None:
-        set_default_agent(None)
+    context: Any = current_context()  # of the function that has forked, if one was called remotely
+    agents: set[Agent | None] = {default_agent(), context and context.agent}
+    for agent in agents - {None}:
+        assert agent is not None
+        agent.executor.collecting.close_after_fork(agent.me.name)
         agent.endpoint.close_after_fork()
+    set_default_agent(None)
+    set_context(None)
 
 
 atexit.register(_at_exit)

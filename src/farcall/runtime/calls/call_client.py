@@ -178,7 +178,7 @@ class CallClient:
         Args:
             limit: of a call that has begun before, and was left.
         """
-        if self._collecting.thread and self._collecting.is_here:
+        if self._collecting.thread and self._collecting.defers("rpc_async"):
             return self._call_soon(to, function, args, kwargs, timeout)
         if self._executor.row.is_on:
             self._executor.let_complete()

@@ -26,6 +26,7 @@ from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.method_gate import MethodGate
+from farcall.runtime.threads.forked import end_forked_process
 from farcall.runtime.threads.isolation import put_back_anomaly_mode
 from farcall.serde import check_defined
 from farcall.torch_internals import Future as TorchFuture
@@ -166,6 +167,8 @@ class ServerCall(Answering, eq=False):
             try:
                 result = self._call()
             finally:
+                if self.serving.executor.collecting.is_forked:
+                    end_forked_process()
                 if torch.is_anomaly_enabled():
                     put_back_anomaly_mode()
             if type(result) is Deferred:
