@@ -65,6 +65,11 @@ class Buffer:
         return item in self.items
 
 
+class Keywords:
+    def give(this, **keywords: int) -> dict[str, int]:  # noqa: N805  # `self` is a keyword, too
+        return keywords
+
+
 class Oddity:
     """A class that has special methods which handles and call proxies have themselves."""
 
@@ -297,3 +302,18 @@ def test_policy_lists_methods_and_attributes(start: Callable[..., list[Agent]]) 
     for forbidden in (lambda: buffer[0], buffer.items.get, lambda: list(buffer)):
         with pytest.raises(Refused):
             forbidden()
+
+
+def test_keywords_of_any_name_reach_the_method(pair: list[Agent]) -> None:
+    of_call = {"to": 1, "func": 2, "args": 3, "kwargs": 4, "timeout": 5, "retry": 6}
+    keywords = {"self": 7, "method": 8, "name": 9, "handle": 10, "cls": 11, **of_call}
+    handle, rref = farcall.spawn("w1", Keywords), rpc.remote("w1", Keywords)
+    given = [
+        handle.give(**keywords).wait(),
+        handle.give.sync(**keywords),
+        handle.call(Keywords.give, **keywords).wait(),
+        rref.rpc_sync().give(**keywords),
+        rref.rpc_async().give(**keywords).wait(),
+        rref.remote().give(**keywords).to_here(),
+    ]
+    assert given == [keywords] * len(given)

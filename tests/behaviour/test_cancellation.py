@@ -15,6 +15,8 @@ import torch
 from behaviour.helpers import PATIENCE, Box, Gate, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls.retrying import RepeatedCall
+from farcall.supervision.following import _Chain
 from farcall.transport.base import Link
 from farcall.wire.frames import Frame
 
@@ -225,3 +227,54 @@ def test_function_whose_caller_has_no_time_left_sees_it(pair: list[Agent]) -> No
     with pytest.raises(rpc.RpcTimeout):
         rpc.rpc_sync("w1", until_cancelled, args=(started, ended), timeout=0.9)
     assert ended.wait_for() == ["w1"]
+
+
+def later_call(make: Callable[[Any], rpc.Future[int]]) -> tuple[rpc.Future[Any], Callable[[], Any]]:
+    """Return the future of a call of an object that is yet to be made, and what makes that."""
+    object_made: rpc.Future[int] = rpc.Future()
+    return _Chain.of(object_made, make), lambda: object_made.set_result(1)
+
+
+def repeated_call(
+    make: Callable[[Any], rpc.Future[int]],
+) -> tuple[rpc.Future[Any], Callable[[], Any]]:
+    """Return the future of a call that may be repeated, and what makes the first attempt."""
+    future = RepeatedCall()
+    future.attempts, future.make = Attempted(), make  # type: ignore[assignment]
+    return future, future.begin
+
+
+class Attempted:
+    """Attempts that are not repeated."""
+
+    def left(self) -> float:
+        return 0.0
+
+    def pause(self, _: BaseException) -> None:
+        return None
+
+    def told(self, error: BaseException) -> BaseException:
+        return error
+
+
+@pytest.mark.parametrize("kind", [later_call, repeated_call])
+def test_call_that_is_cancelled_before_it_is_made_is_not_made(kind: Callable[..., Any]) -> None:
+    made: list[object] = []
+    future, make = kind(made.append)
+    cancel_and_see(future)
+    make()
+    assert made == []
+
+
+@pytest.mark.parametrize("kind", [later_call, repeated_call])
+def test_call_that_is_cancelled_while_it_is_made_ends(kind: Callable[..., Any]) -> None:
+    call: rpc.Future[int] = rpc.Future()
+
+    def cancel_meanwhile(_: object) -> rpc.Future[int]:
+        assert future.cancel()
+        return call
+
+    future, make = kind(cancel_meanwhile)
+    make()
+    assert call.cancelled()
+    assert future.cancelled()

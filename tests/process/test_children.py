@@ -123,6 +123,57 @@ def test_children_go_on_when_nobody_reads_what_they_print() -> None:
     assert shown.output.logs("w0") == ["one", "two"]
 
 
+class Stream:
+    """A stand-in for `sys.stdout` that has `write` and nothing else, as many loggers have."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+
+class RaisingStream(Stream):
+    """Raises an error in each of its methods."""
+
+    def write(self, text: str) -> None:
+        raise RuntimeError("no")
+
+    def isatty(self) -> bool:
+        raise RuntimeError("no")
+
+
+class UnflushedStream(Stream):
+    def flush(self) -> None:
+        raise KeyError("no")
+
+
+class AsciiStream(Stream):
+    def write(self, text: str) -> None:
+        text.encode("ascii")
+        super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        (Stream, "w0 | one\nw0 | \xe4\n"),
+        (AsciiStream, "w0 | one\nw0 | \\xe4\n"),
+        (UnflushedStream, "w0 | one\n"),
+        (RaisingStream, ""),
+    ],
+)
+def test_what_stands_for_stdout_may_be_any_object(kind: type[Stream], written: str) -> None:
+    out = kind()
+    shown = Shown(out=out)  # type: ignore[arg-type]  # nor have users' objects the right type
+    shown.run("w0", "print('one', flush=True)")
+    shown.run("w0", "import os; os.write(1, '\xe4\\n'.encode())")
+    shown.output.catch_up()
+    shown.output.close()
+    assert shown.output.logs("w0") == ["one", "\xe4"]
+    assert out.written == written
+
+
 def test_a_grandchild_with_the_pipe_keeps_nobody() -> None:
     shown = Shown()
     ours, theirs = os.pipe()

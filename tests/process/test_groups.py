@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -30,7 +30,6 @@ class Gate:
     """Events in the driver, for functions on workers to set and to wait for."""
 
     opened = threading.Event()
-    ended = threading.Semaphore(0)  # of a worker: it counts functions that saw that they may end
 
 
 def open_gate() -> None:
@@ -39,18 +38,6 @@ def open_gate() -> None:
 
 def pass_gate() -> bool:
     return Gate.opened.wait(PATIENCE)
-
-
-def run_until_cancelled(item: int = 0) -> None:
-    rpc.rpc_sync("main", open_gate)
-    waiting = threading.Event()
-    while not rpc.cancelled():
-        waiting.wait(0.005)
-    Gate.ended.release()
-
-
-def see_end() -> bool:
-    return Gate.ended.acquire(timeout=PATIENCE)
 
 
 def fail_at_two(number: int) -> int:
@@ -66,6 +53,54 @@ def first_waits_for_last(number: int) -> int:
     if number == 9:
         rpc.rpc_sync("main", open_gate)
     return number
+
+
+class Waiter(torch.nn.Module):
+    """Waits on a worker until its call is cancelled."""
+
+    was_cancelled = threading.Event()
+
+    def wait(self) -> None:
+        rpc.rpc_sync("main", open_gate)
+        while not rpc.cancelled():
+            threading.Event().wait(0.001)
+        self.was_cancelled.set()
+
+    def forward(self) -> None:
+        self.wait()
+
+
+def wait_until_cancelled() -> None:
+    Waiter().wait()
+
+
+def item_waits_until_cancelled(item: int) -> None:
+    wait_until_cancelled()
+
+
+def first_waits_until_cancelled() -> None:
+    if my_name() == "worker0":
+        wait_until_cancelled()
+
+
+def was_cancelled() -> bool:
+    try:
+        return Waiter.was_cancelled.wait(PATIENCE)
+    finally:
+        Waiter.was_cancelled.clear()
+
+
+# All that give the future of a call at the first worker.
+WAYS: dict[str, Callable[[Group], rpc.Future[None]]] = {
+    "call_async": lambda group: group[0].call_async(wait_until_cancelled),
+    "with_timeout": lambda group: group[0].with_timeout(PATIENCE).call_async(wait_until_cancelled),
+    "all": lambda group: group.all.call_async(first_waits_until_cancelled)[0],
+    "rpc_async": lambda group: rpc.rpc_async(group[0], wait_until_cancelled),
+    "retry": lambda group: rpc.rpc_async(group[0], wait_until_cancelled, retry=1),
+    "rref": lambda group: group[0].remote(Waiter).rpc_async().wait(),
+    "handle": lambda group: farcall.spawn(group[0], Waiter).wait(),
+    "module": lambda group: farcall.nn.RemoteModule(group[0].name, Waiter).forward_async(),
+}
 
 
 def my_name() -> str:
@@ -160,32 +195,6 @@ def test_a_call_may_be_given_a_limit(group: Group) -> None:
     Gate.opened.set()
 
 
-async def cancelled_by_a_task(call: rpc.Future[None]) -> None:
-    task = asyncio.ensure_future(awaited(call))
-    await asyncio.get_running_loop().run_in_executor(None, pass_gate)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def awaited(call: rpc.Future[None]) -> None:
-    await call
-
-
-@pytest.mark.parametrize("by_asyncio", [False, True])
-def test_a_call_is_cancelled_on_its_worker(group: Group, by_asyncio: bool) -> None:
-    Gate.opened.clear()
-    call = group[0].call_async(run_until_cancelled)
-    if by_asyncio:
-        asyncio.run(cancelled_by_a_task(call))
-    else:
-        assert pass_gate()
-        assert call.cancel()
-    with pytest.raises(rpc.Cancelled):
-        call.wait()
-    assert group[0].call(see_end)
-
-
 def test_a_map_that_is_interrupted_cancels_the_calls_that_run(group: Group) -> None:
     Gate.opened.clear()
 
@@ -195,8 +204,26 @@ def test_a_map_that_is_interrupted_cancels_the_calls_that_run(group: Group) -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        group.map(run_until_cancelled, items())
-    assert group[0].call(see_end)
+        group.map(item_waits_until_cancelled, items())
+    assert group[0].call(was_cancelled)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("by_asyncio", [False, True])
+def test_who_has_the_future_of_a_call_can_cancel_the_call(
+    group: Group, way: str, by_asyncio: bool
+) -> None:
+    Gate.opened.clear()
+    future = WAYS[way](group)
+    assert pass_gate()
+    if by_asyncio:
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(future, 0.01))
+    else:
+        assert future.cancel()
+    with pytest.raises(rpc.Cancelled, match="cancelled"):
+        future.wait()
+    assert group[0].call(was_cancelled)
 
 
 def test_the_functions_of_rpc_work_inside(group: Group) -> None:

@@ -347,6 +347,26 @@ def test_file_is_a_meeting_place(tmp_path: Path) -> None:
     assert other.get("key") == b"value"
 
 
+@pytest.mark.parametrize("folder", ["a b", "\xe4", "100%", "a%20b", "a#b", "a?b"])
+def test_a_file_url_of_pathlib_names_the_file(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / "store"
+    path.parent.mkdir()
+    store = open_store(path.as_uri(), 0, 1, 20.0)[0]  # its file goes with it
+    store.set("key", "value")
+    assert path.exists()
+
+
+def test_a_file_url_is_taken_as_torch_takes_it_where_that_leads_to_a_folder(
+    tmp_path: Path,
+) -> None:
+    for folder in ("a b", "a%20b"):
+        (tmp_path / folder).mkdir()
+    for name in ("a%20b/store", "the%20store"):
+        store = open_store(f"file://{tmp_path}/{name}", 0, 1, 20.0)[0]
+        store.set("key", "value")
+        assert (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize(
     ("url", "rank", "world_size", "message"),
     [

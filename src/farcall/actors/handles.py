@@ -168,7 +168,7 @@ class Handle(RRef[T]):
         return self._class
 
     def call(
-        self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[T, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
         """`handle.method(...)` for type checkers: `handle.call(Buffer.sample, 3)`."""
         return call_named(self.rpc_async(), method.__name__, args, kwargs)  # type: ignore[no-any-return]

@@ -93,11 +93,11 @@ class Member(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<{self._name!r} of {self._handle!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call it as a method, and return a future of the result."""
         return getattr(self._handle.rpc_async(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def sync(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it as a method, and return the result."""
         return getattr(self._handle.rpc_sync(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -234,6 +235,8 @@ def plan_for_slurm(
 def _run(
     plan: Plan, command: Sequence[str], more: dict[str, str], rules: Rules, folder: Path | None
 ) -> int:
+    # Where this is ignored, as a parent may hand it on, Linux keeps no exit codes of children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         output = Output(folder=folder)
     except OSError as error:

@@ -23,7 +23,7 @@ import torch
 from farcall import rpc
 from farcall.groups.joining import join
 from farcall.processes.dying import end_with_parent
-from farcall.processes.forkserver import Place
+from farcall.processes.forkserver import Place, import_path
 
 READY = b"ready"
 LEAVE = b"leave"
@@ -130,7 +130,7 @@ def main_of_this_process() -> dict[str, Any]:
     process: Any = multiprocessing.process
     start: str | None = process.ORIGINAL_DIR
     data: dict[str, Any] = {
-        "sys_path": [start if path == "" and start else path for path in sys.path],
+        "sys_path": [start if path == "" and start else path for path in import_path()],
         "sys_argv": sys.argv,
         "dir": os.getcwd(),
         "orig_dir": start,

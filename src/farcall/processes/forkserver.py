@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from farcall.plain import plain_text
 from farcall.processes.dying import signal_group
 from farcall.threads import FarcallThread
 
@@ -66,11 +67,13 @@ def main(connection: int, driver: int, program: str, folder: str) -> None:
     os.set_blocking(wake_up, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_up)
+    masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # as the driver has it
     for number, place in enumerate(places):
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             gc.enable()
             home.close()
             _keep_only(place, places, [woken, wake_up])
@@ -183,10 +186,15 @@ def _close(place: Place) -> None:
         os.close(descriptor)
 
 
+def import_path() -> list[str]:
+    """Return the entries of `sys.path` that are text; others have no effect."""
+    return [plain_text(place) for place in sys.path if isinstance(place, str)]
+
+
 def command(connection: int, program: str, folder: str) -> list[str]:
     """Return the command that starts a fork server for this process; see `main`."""
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"import sys; sys.path[:] = {import_path()!r}; "
         "from farcall.processes.forkserver import main; "
         f"main({connection}, {os.getpid()}, {program!r}, {folder!r})"
     )

@@ -269,10 +269,11 @@ class Output:
             try:
                 stream.write(text)
             except UnicodeEncodeError:
-                encoding = stream.encoding or "ascii"
+                encoding = getattr(stream, "encoding", None) or "ascii"
                 stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            stream.flush()
-        except (OSError, ValueError):  # its reader is gone; children need not suffer
+            # A user's object in the place of `sys.stdout` may have nothing but `write`.
+            getattr(stream, "flush", _nothing)()
+        except Exception:  # its reader is gone, or it is broken; children need not suffer
             self._streams[is_error] = None
 
 
@@ -292,8 +293,12 @@ def _in_notebook() -> bool:
 def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # it is closed, or only has `write`
+    except Exception:  # it is closed, only has `write`, or is a user's object that raises
         return False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _last_state(line: str) -> str:

@@ -216,19 +216,21 @@ class _Calls(MethodProxy):
 class _Chain(Future[Any]):
     """The future of a call that is made when another future is done."""
 
-    call: Future[Any] | None = None
-
     @classmethod
     def of(cls, first: Future[T], make: Callable[[T], Future[Any]]) -> Future[Any]:
         chain = cls()
 
         def done(_: torch.futures.Future[T]) -> None:
+            if chain.done():
+                return  # it was cancelled
             try:
                 chain.call = make(first.value())
             except Exception as error:
                 complete_with(chain, error)
             else:
                 chain.call.add_done_callback(chain._complete)
+                if chain.cancelled():  # perhaps before the call could be found
+                    chain.call.cancel()
 
         first.add_done_callback(done)
         return chain
@@ -241,13 +243,6 @@ class _Chain(Future[Any]):
         else:
             if not self.done():
                 self.set_result(value)
-
-    def _cancel(self) -> bool:
-        call = self.call
-        is_ended = super()._cancel()
-        if call is not None:
-            call.cancel()
-        return is_ended
 
 
 def learn(agent: Agent, name: str, deadline: float) -> None:

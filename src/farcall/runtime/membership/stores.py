@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote_to_bytes, urlsplit
 
 # torch passes these names on from C without saying so in a way that mypy's strict mode accepts.
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -263,7 +263,7 @@ def _tcp_store(
 
 
 def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
-    path = url.netloc + url.path
+    path = _path_of(url)
     if not path:
         raise ValueError("file:// rendezvous: the path is missing: use file:///path")
     problem = _problem_of_file(os.path.abspath(path))
@@ -276,6 +276,20 @@ def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
         raise RendezvousError(f"file:// rendezvous: can't use {path}: {reason}") from error
     store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
     return store
+
+
+def _path_of(url: SplitResult) -> str:
+    """Return the path as it is written, or, if only that leads to a folder, without escapes.
+
+    Torch takes `%20` as it is written; `Path.as_uri` writes it for a space.
+    """
+    written = url.netloc + url.path
+    meant = os.fsdecode(unquote_to_bytes(written))
+    return meant if not _has_folder(written) and _has_folder(meant) else written
+
+
+def _has_folder(path: str) -> bool:
+    return os.path.isdir(os.path.dirname(os.path.abspath(path)))
 
 
 def _problem_of_file(path: str) -> str | None:

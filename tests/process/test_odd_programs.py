@@ -1,0 +1,172 @@
+"""Programs that are set up in odd ways start workers, hear how these end, and end themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+from launching import LAUNCH, environment, written
+from patience import PATIENCE
+
+PROGRAM = """
+import os
+import signal
+import sys
+import threading
+import time
+
+{first}
+
+import farcall
+from farcall import rpc
+
+
+def say(word):
+    print(word)
+    return word
+
+
+def die():
+    os._exit(7)
+
+
+if __name__ == "__main__":
+{before}
+    with farcall.local(2) as group:
+        assert group[0].call(say, "one") == "one"
+        try:
+            group[1].call(die)
+        except rpc.PeerLost:
+            pass
+        while group[1].ended is None:
+            time.sleep(0.01)
+        ended = group[1].ended
+        assert group[0].call(say, "two") == "two"
+    with open(sys.argv[1], "w") as file:
+        file.write(ended)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # Python itself minds odd ones
+"""
+
+# What a program does before it imports farcall, in workers too.
+FIRST = {
+    "paths on sys.path": """
+        import pathlib
+        sys.path.insert(0, pathlib.Path("/tmp"))
+        """,
+    "all is traced": """
+        def trace(frame, event, argument):
+            return trace
+        threading.settrace(trace)
+        sys.settrace(trace)
+        """,
+}
+
+# What it does before it starts workers.
+BEFORE = {
+    "stdout can write only": """
+        class Log:
+            def write(self, text):
+                sys.__stdout__.write(text)
+        sys.stdout = Log()
+        """,
+    "stdout raises": """
+        class Log:
+            def write(self, text):
+                raise RuntimeError("no")
+        sys.stdout = sys.stderr = Log()
+        """,
+    "there is no stdout": "sys.stdout = sys.stderr = None",
+    "its children are ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "another reaps its children": """
+        def reap(*_):
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+        signal.signal(signal.SIGCHLD, reap)
+        """,
+    "signals are blocked": """
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        """,
+    "the environment is empty": "os.environ.clear()",
+}
+
+# What the shell does before.
+SHELL = {
+    "closed stdin": 'exec "$@" <&-',
+    "closed stdout": 'exec "$@" >&-',
+    "closed stderr": 'exec "$@" 2>&-',
+    "all closed": 'exec "$@" <&- >&- 2>&-',
+    "few descriptors": 'ulimit -n 64; exec "$@"',
+    "a strict umask": 'umask 0777; exec "$@"',
+}
+
+
+def run(
+    folder: Path, first: str = "", before: str = "", shell: str = 'exec "$@"', **more: str
+) -> None:
+    """Run the program to its end; it has to hear how its worker ended."""
+    script = folder / "script.py"
+    text = PROGRAM.format(first=dedent(first), before=indent(dedent(before), "    "))
+    script.write_text(text, encoding="utf-8")
+    told = folder / "told"
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", sys.executable, str(script), str(told)],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    os.chmod(told, 0o600)
+    assert told.read_text() == "exit code 7"
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_a_program_that_has_changed_python_starts_workers(case: str, tmp_path: Path) -> None:
+    run(tmp_path, first=FIRST[case])
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_a_program_that_has_changed_its_process_starts_workers(case: str, tmp_path: Path) -> None:
+    run(tmp_path, before=BEFORE[case])
+
+
+@pytest.mark.parametrize("case", SHELL)
+def test_a_program_that_was_started_in_an_odd_way_starts_workers(case: str, tmp_path: Path) -> None:
+    run(tmp_path, shell=SHELL[case])
+
+
+def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "\xe4 b%20c#d?e"
+    folder.mkdir()
+    run(tmp_path, TMPDIR=str(folder))
+    assert not list(folder.iterdir())
+
+
+FAILS = "import os, sys; sys.exit(int(os.environ['RANK']) and 7)"
+IGNORES = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_launcher_whose_parent_ignores_children_hears_how_workers_end(tmp_path: Path) -> None:
+    program = str(written(tmp_path, FAILS))
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORES, *LAUNCH, "-n", "2", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert "worker1 (rank 1) failed: exit code 7" in done.stderr
