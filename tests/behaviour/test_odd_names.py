@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in stores.py
 
 import farcall
 from behaviour.helpers import PATIENCE
 from behaviour.open_group import OpenGroup
 from farcall import rpc
+from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
 
 
@@ -66,6 +68,29 @@ def test_workers_with_odd_names_meet_and_call(group: OpenGroup, kind: type[str])
             rpc.rpc_sync(kind("third"), abs, args=(-1,), timeout=PATIENCE)
     for agent in (first, second):
         assert {type(agent.me.name), type(agent.me.role), type(agent.me.info.name)} == {str}
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "to", [Text("w1"), np.str_("w1"), Number(1), np.int64(1), np.uint8(1), torch.tensor(1)]
+)
+def test_a_worker_is_named_by_any_text_or_whole_number(pair: list[Agent], to: Any) -> None:
+    info = pair[1].me.info
+    assert rpc.get_worker_info(to) == info
+    assert rpc.explain(to).name == "w1"
+    assert rpc.rpc_sync(to, rpc.get_worker_info) == info
+    assert rpc.rpc_async(to, rpc.get_worker_info, retry=1).wait() == info
+    assert rpc.remote(to, rpc.get_worker_info).to_here() == info
+    assert farcall.spawn(to, list).owner() == info
+
+
+@pytest.mark.parametrize("to", [True, 1.0, np.float64(1), torch.tensor(1.0), b"w1", None, ["w1"]])
+def test_what_names_no_worker_is_refused(pair: list[Agent], to: Any) -> None:
+    with pytest.raises(rpc.UnknownWorker, match="named by a str, an int or a WorkerInfo"):
+        rpc.rpc_sync(to, rpc.get_worker_info)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -125,8 +126,9 @@ def test_timeout_is_a_number_of_seconds(value: float) -> None:
     assert type(seconds) is float
 
 
-def test_infinite_timeout_is_none() -> None:
-    assert validate_timeout(math.inf) == 0.0
+@pytest.mark.parametrize("value", [math.inf, np.float64(math.inf), 10**400, Fraction(10**400)])
+def test_infinite_timeout_is_none(value: float) -> None:
+    assert validate_timeout(value) == 0.0
 
 
 @pytest.mark.parametrize("value", [True, "1", None, datetime.timedelta(seconds=1), 1j])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from farcall.errors import OwnerDied, RpcTimeout, UnknownWorker
 from farcall.ids import Worker, WorkerInfo, original
 from farcall.log import get_logger
+from farcall.plain import plain_text, whole_number
 from farcall.protocol.admission import Bounds
 from farcall.protocol.directory import KEY_TYPES, DirectoryMachine, News, Standing, Verdict
 from farcall.protocol.worker import Calls
@@ -147,10 +148,7 @@ class Directory:
 
     def look_up(self, to: object, deadline: float) -> Peer:
         """`resolve` for one that is not `known`, with a deadline in `time.monotonic()` seconds."""
-        if not isinstance(to, str | int | WorkerInfo) or isinstance(to, bool):
-            raise UnknownWorker(
-                f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
-            )
+        to = _plain_key(to)
         found, worker, doubt = self._machine.resolve(to), None, ""
         if found.standing is Standing.ASK:
             try:
@@ -218,3 +216,21 @@ class Directory:
         """Return every incarnation that was met and is not forgotten."""
         with self._lock:
             return self._machine.parties()
+
+
+def _plain_key(to: object) -> str | int | WorkerInfo:
+    """Return what a worker is named by, of a type that the machine knows.
+
+    Raises:
+        UnknownWorker: nothing that names a worker.
+    """
+    if isinstance(to, WorkerInfo):
+        return to
+    if isinstance(to, str):
+        return plain_text(to)
+    try:
+        return whole_number("id", to)
+    except TypeError:
+        raise UnknownWorker(
+            f"a worker is named by a str, an int or a WorkerInfo, not by {type(to).__name__}"
+        ) from None

@@ -22,7 +22,10 @@ def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool 
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:  # of an int, or a fraction
+        seconds = -math.inf if value < 0 else math.inf
     if allow_unset and seconds == UNSET_RPC_TIMEOUT:
         return seconds
     if math.isnan(seconds) or seconds < 0:
@@ -36,7 +39,7 @@ def seconds_or_default(timeout: float) -> float | None:
     Raises:
         TypeError, ValueError: it is not a number of seconds.
     """
-    if timeout == UNSET_RPC_TIMEOUT and timeout.__class__ is float:
+    if timeout.__class__ is float and timeout == UNSET_RPC_TIMEOUT:
         return None
     seconds = validate_timeout(timeout, allow_unset=True)
     return None if seconds == UNSET_RPC_TIMEOUT else seconds
