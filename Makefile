@@ -155,7 +155,7 @@ docs: $(INSTALLED) ## Build the site, strictly, into build/site.
 	$(BIN)/python -m mkdocs build --strict
 
 sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
-	for protocol in calls backward connecting termination directory; do \
+	for protocol in calls backward connecting termination directory supervision; do \
 	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules 3000 --coverage && \
 	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
 	    || exit 1; \

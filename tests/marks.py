@@ -22,7 +22,7 @@ SLOW = (
     "optimizer_parts parameter_server protocol_admission protocol_outbox ray_parts "
     "records rendezvous searching security_page serde_collector serde_plain "
     "serde_strict sim sim_shrinking standing_back store_attacks store_probe strict_costs "
-    "telemetry termination_sim thread_stacks tls_handshake unsendable_texts"
+    "supervision_sim telemetry termination_sim thread_stacks tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
     "addresses compat compat_imports compat_names exports extras hardening heap "

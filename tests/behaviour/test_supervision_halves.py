@@ -20,21 +20,17 @@ class Counter:
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self) -> int:
-        self.count += 1
+    def add(self, by: int = 1) -> int:
+        self.count += by
         return self.count
 
 
 class Split:
-    """Halves of a group between which no link can be made.
-
-    The first worker is cut off last: if it supervises, the others of its half hear of no supervisor
-    of the other half before. Else they would take over from that one when they lose it.
-    """
+    """Halves of a group between which no link can be made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *halves: list[Agent]) -> None:
         self.is_healed = False
-        self.pairs = [(one, other) for one in reversed(halves[0]) for other in halves[1]]
+        self.pairs = [(one, other) for one in halves[0] for other in halves[1]]
         for one, other in self.pairs:
             self._block(monkeypatch, one, other.me.name)
             self._block(monkeypatch, other, one.me.name)
@@ -73,7 +69,20 @@ def leaders(agents: list[Agent]) -> list[str]:
 
 
 def copies(agents: list[Agent]) -> int:
-    return sum(len(supervisors_of(agent)._made) for agent in agents)
+    return sum(agent.names.find(NAME) is not None for agent in agents)
+
+
+def epoch(agent: Agent) -> int:
+    """The number of supervisors so far, as a worker knows."""
+    state = supervisors_of(agent).state_of(NAME)
+    return 0 if state is None else state.epoch
+
+
+def count_kept(agent: Agent) -> int:
+    """The count of the object in the snapshot that a worker keeps; -1 if it keeps none."""
+    state = supervisors_of(agent).state_of(NAME)
+    found = None if state is None else supervisors_of(agent).snapshots.get(state.key, 0)
+    return -1 if found is None else found[1].count
 
 
 def keepers(agent: Agent) -> list[str]:
@@ -99,16 +108,77 @@ def test_halves_that_meet_again_have_one_supervisor_and_one_object(
     assert plain.rpc_sync().add() == 1
     wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
     split = Split(monkeypatch, agents[:2], agents[2:])
-    # In the other half that one takes over which became a keeper first.
-    wait_until(lambda: leaders(agents[:2]) == ["w0"] and len(leaders(agents[2:])) == 1)
+    # In the other half that one takes over which became a keeper first. If w1 hears of it before
+    # it is cut off, it takes over from that one: so either half may win.
+    wait_until(lambda: len(leaders(agents[:2])) == len(leaders(agents[2:])) == 1)
     wait_until(lambda: copies(agents[:2]) == copies(agents[2:]) == 1)
     assert follower.rpc_sync().add() == 2
-    last = leaders(agents[2:])
     split.heal()
-    wait_until(lambda: leaders(agents) == last and copies(agents) == 1)
+    wait_until(lambda: len(leaders(agents)) == copies(agents) == 1)
     wait_until(lambda: all(sorted(keepers(agent)) == ["w0", "w1", "w2", "w3"] for agent in agents))
-    with pytest.raises(rpc.OwnerDied):
-        plain.rpc_sync().add()
+    if copies([agents[1]]):
+        assert plain.rpc_sync().add() == 3
+    else:
+        with pytest.raises(rpc.OwnerDied):
+            plain.rpc_sync().add()
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("transport", ["inproc", "socket"])
+def test_half_that_loses_drops_what_it_has_made_again_and_its_snapshots_do_not_count(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w0, *others, w3 = agents = start(4)
+    for _ in range(100):
+        follower = rpc.supervise(Counter, on="w3", name=NAME, snapshot=0.02, follow=True)
+        wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
+        if keepers(w0)[1] != "w3":
+            break
+        rpc.kill(rpc.get_object(NAME))
+        wait_until(lambda: not leaders(agents))
+    splits = [Split(monkeypatch, [w0], others)]
+    wait_until(lambda: epoch(w3) == 2)  # of the other half: w3 takes over from there
+    splits.append(Split(monkeypatch, [w3], others))
+    wait_until(lambda: leaders([w0, w3]) == ["w3"] and len(leaders(others)) == 1)
+    wait_until(lambda: copies(others) == 1)
+    with acting_as(others[0]):  # the second generation, of the second epoch
+        assert rpc.get_object(NAME, follow=True).rpc_sync().add(100) == 100
+        loser = rpc.get_object(NAME)  # keeps it, unless it is dropped
+    wait_until(lambda: any(count_kept(agent) == 100 for agent in others))
+    assert follower.rpc_sync().add(7) == 7  # the first generation, of the third epoch
+    for split in splits:
+        split.heal()
+    wait_until(lambda: leaders(agents) == ["w3"] and copies(agents) == copies([w3]) == 1)
+    with acting_as(others[0]), pytest.raises(rpc.OwnerDied):
+        loser.rpc_sync().add()
+    wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
+    wait_until(lambda: count_kept(w0) == 7 and any(count_kept(agent) == 7 for agent in others))
+    w0.close()
+    w3.close()
+    wait_until(lambda: len(leaders(others)) == copies(others) == 1)
+    with acting_as(others[0]):
+        assert rpc.get_object(NAME, follow=True).rpc_sync(retry=5).add() == 8
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("transport", ["inproc", "socket"])
+def test_half_hears_that_the_object_was_killed_in_the_other_half_that_wins(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = start(4)
+    follower = rpc.supervise(Counter, on="w1", name=NAME, follow=True)
+    wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
+    # The supervisor is cut off last, so that it stays in the epoch that loses.
+    split = Split(monkeypatch, agents[1::-1], agents[2:])
+    wait_until(lambda: leaders(agents[:2]) == ["w0"] and copies(agents[2:]) == 1)
+    with acting_as(agents[2]):
+        rpc.kill(rpc.get_object(NAME))
+    wait_until(lambda: copies(agents[2:]) == 0 and not leaders(agents[2:]))
+    assert follower.rpc_sync().add() == 1
+    split.heal()
+    wait_until(lambda: copies(agents) == 0 and not leaders(agents))
+    with pytest.raises(rpc.Cancelled, match="was killed"):
+        follower.rpc_sync().add()
 
 
 @pytest.mark.usefixtures("often")

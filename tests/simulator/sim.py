@@ -7,6 +7,7 @@
     python -m simulator.sim --protocol connecting --schedules 100000
     python -m simulator.sim --protocol termination --schedules 100000
     python -m simulator.sim --protocol directory --schedules 100000
+    python -m simulator.sim --protocol supervision --schedules 100000
     python -m simulator.sim --protocol agents --schedules 1000
     python -m simulator.sim --schedules 5000 --coverage
 
@@ -38,6 +39,7 @@ from farcall.protocol import (
     ref_entries,
     ref_tables,
     refs,
+    succession,
     termination,
     worker,
 )
@@ -51,6 +53,7 @@ from simulator.schedule import Result, Script, Violation
 from simulator.seeds import Advance, print_failures, progress_bar
 from simulator.shrinking import shrink
 from simulator.simulation import simulate
+from simulator.supervision import SupervisionBug, simulate_supervision
 from simulator.termination import TerminationBug, simulate_termination
 
 CHUNK = 250
@@ -82,10 +85,14 @@ PROTOCOLS = {
     "connecting": Protocol(simulate_connecting, ConnectingBug, (connecting,)),
     "termination": Protocol(simulate_termination, TerminationBug, (termination,)),
     "directory": Protocol(simulate_directory, DirectoryBug, (directory, lookup)),
+    "supervision": Protocol(simulate_supervision, SupervisionBug, (succession,)),
     "agents": Protocol(simulate_agents, AgentBug, (), CHUNK_OF_AGENTS),
 }
 # What agents ask the machines, and no simulated worker does. No simulated worker has a second life.
 QUERIES = {
+    "ChildStanding.edition",
+    "ChildStanding.owner",
+    "ChildStanding.phase",
     "Connecting.is_idle",
     "Contexts._begin_life",
     "Contexts.close",
@@ -100,6 +107,9 @@ QUERIES = {
     "RefTables.owner_of",
     "RefTables.state",
     "Refs.take",
+    "Standing.children",
+    "Standing.is_over",
+    "Standing.term",
     "RefTables.void_cause",
 }
 
@@ -249,7 +259,8 @@ def main(
     "calls" is the protocol of calls and references, "backward" that of distributed backward passes,
     "connecting" the rules by which a worker is reached, or declared dead, "termination" those by
     which a group leaves together, "directory" those by which workers are known, part and meet
-    again. "agents" are whole workers, on a simulated operating system.
+    again, "supervision" those by which objects have one supervisor. "agents" are whole workers, on
+    a simulated operating system.
     """
     bugs = [bug.value for bug in PROTOCOLS[protocol].bugs]
     if plant and plant not in bugs:

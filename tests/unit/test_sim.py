@@ -340,6 +340,7 @@ def test_network_delivers_in_order_of_time_and_moves_the_clock():
         ("connecting", 500),
         ("termination", 1000),
         ("directory", 2000),
+        ("supervision", 2000),
     ],
 )
 def test_schedules_reach_every_line_of_the_machines(protocol, schedules, capsys):

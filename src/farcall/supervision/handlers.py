@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farcall.objects import ask_for_name
+from farcall.protocol.succession import Edition, Number
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
@@ -14,8 +15,7 @@ from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import allowed_now, current_context
 from farcall.runtime.current import current_agent
 from farcall.runtime.references.values import ValueSlot
-from farcall.supervision.leader import Number, Remote
-from farcall.supervision.plans import Spec, State
+from farcall.supervision.plans import Remote, Spec, State
 from farcall.supervision.supervisors import Supervisors
 
 SUPERVISE = "farcall.supervision.api:supervise"  # what a policy lists
@@ -35,32 +35,35 @@ def _here() -> Supervisors:
 
 @own_handler("the making of a supervised object", checks_itself=True)
 def make(
-    at: tuple[int, int, int, str, str],
+    at: tuple[int, tuple[int, int, int], str, str],
+    state: tuple[Any, ...],
     factory: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     saved: tuple[bool, Any],
 ) -> Any:
     """Make a child: with a factory, or from its last snapshot."""
-    key, child, generation, name, load = at
+    child, edition, name, load = at
+    heard = State.of(state)
     context = current_context()
     assert context is not None
     assert context.job is not None
     ref = context.job.place
     assert ref is not None
     here, agent = _here(), current_agent()
-    here.note_made(key, child, generation, ref)
+    here.hear(heard)  # a supervisor that dies now has told of its term
+    here.note_made(heard.key, child, Edition(*edition), ref)
     agent.names.take(name, ref)
     try:
-        if generation == 1:  # later ones follow an object that had the name
+        if edition[2] == 1:  # later ones follow an object that had the name
             ask_for_name(agent, name)
         agent.names.confirm(name, ref)
-        is_saved, state = saved
+        is_saved, snapshot = saved
         if is_saved and not load:
-            return state
+            return snapshot
         made = factory(*args, **kwargs)
         if is_saved:
-            method_of(allowed_now(), made, load)(state)
+            method_of(allowed_now(), made, load)(snapshot)
     except BaseException:
         agent.names.give_up(name, ref)
         raise
@@ -95,28 +98,32 @@ def save(place: ValueSlot, method: str) -> Any:
 @own_handler("a snapshot of a supervised object", checks_itself=True)
 def keep(key: int, child: int, number: Number, state: Any) -> None:
     """Keep a snapshot, in case the supervisor dies."""
-    _here().snapshots.put(key, child, (number[0], number[1], number[2]), state)
+    _here().snapshots.put(key, child, (number[0], number[1], number[2], number[3]), state)
 
 
 @own_handler("a supervision", checks_itself=True)
-def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> None:
-    """Keep what is needed to supervise."""
+def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Keep the plan of a supervision; return an `Answer`."""
     heard, me = State.of(state), current_agent().me
     # This worker takes over even if the supervisor dies before it has told of its new keeper.
     keepers = dict.fromkeys([*heard.keepers, (me.name, me.incarnation)])
-    _here().hear(heard._replace(keepers=tuple(keepers)), Spec.of(spec))
+    return _here().hear(heard._replace(keepers=tuple(keepers)), Spec.of(spec)).plain()
 
 
 @own_handler("a supervision", checks_itself=True)
-def hear(state: tuple[Any, ...]) -> None:
-    """Hear how a supervision is."""
-    _here().hear(State.of(state))
+def hear(state: tuple[Any, ...], passes_on: bool) -> tuple[Any, ...]:
+    """Hear how a supervision is; return an `Answer`.
+
+    Args:
+        passes_on: see `Supervisors.hear`.
+    """
+    return _here().hear(State.of(state), passes_on=passes_on).plain()
 
 
 @own_handler("a supervision", checks_itself=True)
-def killed(key: int, child: int, generation: int) -> None:
+def killed(key: int, child: int, edition: tuple[int, int, int]) -> None:
     """Hear that the user has killed a child."""
-    _here().killed(key, child, generation)
+    _here().killed(key, child, Edition(*edition))
 
 
 @own_handler("a supervision", checks_itself=True)

@@ -2,77 +2,41 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import original
 from farcall.log import get_logger
+from farcall.protocol.succession import Edition, Keeper, Number, edition_now
 from farcall.protocol.supervision import Candidate, Phase, choose
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.membership.peers import Peer
-from farcall.supervision.plans import ChildState, Keeper, Spec, State, is_usable
+from farcall.supervision.plans import (
+    Answer,
+    ChildState,
+    Handler,
+    Remote,
+    Spec,
+    State,
+    is_usable,
+)
+from farcall.supervision.snapshots import Snapshots
 
 logger = get_logger("farcall")
 
-Handler = Callable[..., Any]
-Number = tuple[int, int, int]  # of a snapshot: its generation, the epoch, and how many before it
 ADOPTION_SECONDS = 2.0  # that others have to say that they could take over, before it starts
 # A worker may not have met the owner of an object again yet, or was lost while it was asked.
 AGAIN = (OwnerDied, PeerLost, RpcTimeout)
 AGAIN_SECONDS = 0.5  # until it is asked again, if it is there
 SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the supervisor
-
-
-class Remote(NamedTuple):
-    """The functions that run on other workers. See `handlers`."""
-
-    make: Handler
-    wait_until_made: Handler
-    save: Handler
-    keep: Handler
-    adopt: Handler
-    hear: Handler
-    killed: Handler
-    state_of: Handler
-
-
-class Snapshots:
-    """The snapshots that one worker keeps, by supervision and child. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[int, int], tuple[Number, Any]] = {}
-
-    def put(self, key: int, child: int, number: Number, state: Any) -> None:
-        """Keep a snapshot, unless there is a newer one.
-
-        Args:
-            number: larger than that of the one before.
-        """
-        with self._lock:
-            old = self._kept.get((key, child))
-            if old is None or old[0] < number:
-                self._kept[key, child] = (number, state)
-        del old  # its destructor does not run under the lock
-
-    def get(self, key: int, child: int) -> tuple[Number, Any] | None:
-        """Return the newest snapshot of a child, with its number."""
-        return self._kept.get((key, child))
-
-    def discard(self, key: int) -> None:
-        """Drop all snapshots of a supervision."""
-        with self._lock:
-            dropped = [self._kept.pop(at) for at in list(self._kept) if at[0] == key]
-        del dropped
 
 
 def is_alive(agent: Agent, keeper: Keeper) -> bool:
@@ -89,7 +53,7 @@ class Leader:
     Args:
         state: as it was before.
         heard_at: when the state was heard of, in `time.monotonic()` seconds.
-        publish: hears of each change.
+        publish: hears of each change, and of states of other supervisors, which are passed on.
         started: completes when all children are there for the first time, or can't be made; None of
             a worker that has taken over.
     """
@@ -102,7 +66,7 @@ class Leader:
         heard_at: float,
         remote: Remote,
         snapshots: Snapshots,
-        publish: Callable[[State, Spec], None],
+        publish: Callable[[State, Spec, bool], Answer],
         started: Future[None] | None,
     ) -> None:
         self._agent = agent
@@ -123,20 +87,24 @@ class Leader:
         self._asked: dict[int, int] = {agent.me.incarnation: agent.me.incarnation}
         self._to_come = 0  # answers of those
         self._keepers = [keeper for keeper in state.keepers if is_alive(agent, keeper)]
+        if self._me not in self._keepers:
+            self._keepers.insert(0, self._me)
         for _, number in self._keepers:
             peer = agent.directory.newest(number)
             self._asked[number] = number if peer is None else peer.incarnation
         self._unplaced: dict[int, tuple[int, float]] = {}  # child -> generation, since when
         self._counts = [0] * len(self._children)  # of snapshots, of this generation
+        self._spread_to: dict[int, tuple[Number, set[str]]] = {}  # child -> those with a snapshot
         self._machine = spec.machine()
         if started is None:
             self._state = state._replace(epoch=state.epoch + 1, leader_id=agent.me.id, version=0)
             phases = [Phase(child.phase) for child in state.children]
-            generations = [child.generation for child in state.children]
+            generations = [child.edition.generation for child in state.children]
             self._machine.resume(phases, generations, [heard_at - age for age in state.ages])
+            snapshots.take_over(spec.key, self._state.term, [one.edition for one in self._children])
             for child, before in enumerate(state.children):
                 if before.is_running:
-                    self._begin_snapshots(child, before.generation)
+                    self._begin_snapshots(child, before.edition.generation)
             self._tell()
         else:
             self._machine.begin()
@@ -150,7 +118,7 @@ class Leader:
 
     def leads(self, state: State) -> bool:
         """Return whether this worker supervises in a state."""
-        return (state.epoch, state.leader_id) == (self._state.epoch, self._state.leader_id)
+        return state.term == self._state.term
 
     # Events.
 
@@ -171,10 +139,11 @@ class Leader:
             self._machine.lost(gone, f"{names} was lost with {owners}", time.monotonic())
         self._go_on()
 
-    def ended(self, child: int, generation: int) -> None:
+    def ended(self, child: int, edition: Edition) -> None:
         """The user has killed a child."""
-        self._machine.ended(child, generation)
-        self._go_on()
+        if self._children[child].edition == edition:
+            self._machine.ended(child, edition.generation)
+            self._go_on()
 
     def _go_on(self) -> None:
         if self._machine.is_over:
@@ -205,26 +174,61 @@ class Leader:
     def _adopted(self, keeper: Keeper, answer: torch.futures.Future[Any]) -> None:
         self._to_come -= 1
         try:
-            answer.value()
+            heard = Answer.of(answer.value())
         except AGAIN as error:
             logger.debug("%s: %r is asked again: %s", self._me[0], keeper[0], error)
             self._asked.pop(keeper[1], None)
+            self._keepers = [one for one in self._keepers if one != keeper]
             self._post(self.look, AGAIN_SECONDS)
         except Exception as error:
             logger.info("%s: %r does not keep a supervision: %s", self._me[0], keeper[0], error)
         else:
+            self._hear(heard)
             order = list(self._asked)
             keepers = {*self._keepers, keeper}
             self._keepers = sorted(keepers, key=lambda one: order.index(one[1]))
         self._tell()
 
+    def _hear(self, answer: Answer) -> None:
+        """Hear of a state that counts at another worker, or of what that does not have."""
+        if answer.other is not None:
+            self._publish(answer.other, self._spec, True)
+        missing = [
+            one for one in answer.missing if self._children[one.child].edition == one.edition
+        ]
+        for one in missing:
+            if one.was_killed:
+                self._machine.ended(one.child, one.edition.generation)
+        dropped = [one.child for one in missing if not one.was_killed]
+        if dropped:
+            names = ", ".join(repr(self._spec.children[child].name) for child in dropped)
+            why = f"another supervisor had {names} ended"
+            self._machine.lost(dropped, why, time.monotonic())
+        if missing:
+            self._go_on()
+
+    def _told(self, peer: Peer, version: int, answer: torch.futures.Future[Any]) -> None:
+        """Another worker has heard of a version of the state, or could not."""
+        try:
+            self._hear(Answer.of(answer.value()))
+        except AGAIN:
+            self._post(partial(self._tell_again, peer, version), AGAIN_SECONDS)
+        except Exception as error:
+            logger.debug("%s: %s", self._me[0], error)
+
+    def _tell_again(self, peer: Peer, version: int) -> None:
+        if version == self._state.version and peer.lost is None:
+            done = partial(self._told, peer, version)
+            self._call(peer.name, self._remote.hear, (self._state.plain(), False), done)
+
     def _tell(self) -> None:
         """Tell everybody how it is now, if that is news."""
         machine, now = self._machine, time.monotonic()
         for child, state in enumerate(self._children):
-            phase, generation = machine.phases[child].value, machine.generations[child]
-            rref = state.rref if machine.phases[child] is Phase.RUNNING else None
-            self._children[child] = ChildState(phase, generation, state.owner, rref)
+            phase, generation = machine.phases[child], machine.generations[child]
+            edition = edition_now(state.edition, phase, generation, self._state.term)
+            rref = state.rref if phase is Phase.RUNNING else None
+            self._children[child] = ChildState(phase.value, edition, state.owner, rref)
         self._keepers = [keeper for keeper in self._keepers if is_alive(self._agent, keeper)]
         news = self._state._replace(
             keepers=tuple(self._keepers),
@@ -237,10 +241,15 @@ class Leader:
             if machine.given_up and not self._is_starting:
                 names = ", ".join(map(repr, news.names))
                 logger.error("%s: gives %s up: %s", self._me[0], names, machine.given_up)
-            self._publish(self._state, self._spec)
+            mine = self._publish(self._state, self._spec, False)
+            if mine.missing:
+                self._post(partial(self._hear, mine))
             plain = self._state.plain()
             for peer in self._others():
-                self._call(peer.name, self._remote.hear, (plain,), _ignore)
+                done = partial(self._told, peer, news.version + 1)
+                self._call(peer.name, self._remote.hear, (plain, False), done)
+            for child in range(len(self._children)):
+                self._spread(child)
         self._note_start()
 
     def _wait_no_longer(self) -> None:
@@ -290,12 +299,14 @@ class Leader:
                 owner,
                 "from its last snapshot" if found else "without a snapshot",
             )
-        self._children[child] = self._children[child]._replace(owner=owner)
+        edition = Edition(*self._state.term, generation)
+        self._children[child] = self._children[child]._replace(owner=owner, edition=edition)
         saved = (False, None) if found is None else (True, found[1])
-        at = (self._spec.key, child, generation, spec.name, spec.load)
+        at = (child, tuple(edition), spec.name, spec.load)
+        state = self._state.plain(is_bare=True)
         made = (spec.factory, spec.args, spec.kwargs, saved)
         try:
-            call = self._remote.make, (at, *made), None, None, spec.concurrency
+            call = self._remote.make, (at, state, *made), None, None, spec.concurrency
             rref: RRef[Any] = RRef.of(self._agent.remote(owner, *call))
         except Exception as error:
             self._post(partial(self._made, child, generation, None, error))
@@ -364,7 +375,7 @@ class Leader:
             logger.warning("%s: no snapshot of %r: %s", self._me[0], name, error)
             return
         self._counts[child] += 1
-        number = (generation, self._state.epoch, self._counts[child])
+        number = (*self._state.term, generation, self._counts[child])
         self._snapshots.put(self._spec.key, child, number, state)
         self._spread(child)
 
@@ -375,9 +386,13 @@ class Leader:
             return
         owner = self._children[child].owner
         others = [name for name, _ in self._keepers if name not in (self._me[0], owner)]
+        number, have = self._spread_to.get(child, (found[0], set()))
+        have = have & set(others) if number == found[0] else set()
         for name in others[:SNAPSHOT_KEEPERS]:
-            call = self._remote.keep, (self._spec.key, child, *found)
-            self._call(name, *call, _ignore)
+            if name not in have:
+                call = self._remote.keep, (self._spec.key, child, *found)
+                self._call(name, *call, _ignore)
+        self._spread_to[child] = (found[0], {*have, *others[:SNAPSHOT_KEEPERS]})
 
     # Calls.
 

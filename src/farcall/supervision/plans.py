@@ -8,8 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+from farcall.protocol.succession import Edition, Keeper, Missing, Term
 from farcall.protocol.supervision import Phase, Strategy, SupervisionMachine, Target
 from farcall.rref import RRef
+
+Handler = Callable[..., Any]
+
+
+class Remote(NamedTuple):
+    """The functions that run on other workers. See `handlers`."""
+
+    make: Handler
+    wait_until_made: Handler
+    save: Handler
+    keep: Handler
+    adopt: Handler
+    hear: Handler
+    killed: Handler
+    state_of: Handler
 
 
 class ChildSpec(NamedTuple):
@@ -54,10 +70,14 @@ class Spec(NamedTuple):
 
 
 class ChildState(NamedTuple):
-    """The state of a child."""
+    """The state of a child.
+
+    Attributes:
+        edition: of the object that it is, or was last, or will be next.
+    """
 
     phase: str
-    generation: int
+    edition: Edition
     owner: str = ""  # the name of the worker that has it, or had it last
     rref: RRef[Any] | None = None  # of one that runs
 
@@ -68,9 +88,6 @@ class ChildState(NamedTuple):
     @property
     def has_ended(self) -> bool:
         return self.phase == Phase.ENDED.value
-
-
-Keeper = tuple[str, int]  # a worker by name and original incarnation
 
 
 class State(NamedTuple):
@@ -100,7 +117,10 @@ class State(NamedTuple):
         """Return what another worker has sent."""
         key, names, epoch, leader_id, version, keepers, ages, given_up, children = plain
         keeping = tuple((name, number) for name, number in keepers)
-        states = tuple(ChildState(*child) for child in children)
+        states = tuple(
+            ChildState(phase, Edition(*edition), owner, rref)
+            for phase, edition, owner, rref in children
+        )
         return cls(
             *(key, tuple(names), epoch, leader_id, version),
             keeping,
@@ -109,25 +129,67 @@ class State(NamedTuple):
             states,
         )
 
-    def plain(self) -> tuple[Any, ...]:
-        """Return it as it travels: without references that are of no use any more."""
-        children = tuple((*child[:3], _usable(child.rref)) for child in self.children)
+    def plain(self, *, is_bare: bool = False) -> tuple[Any, ...]:
+        """Return it as it travels: without references that are of no use any more.
+
+        Args:
+            is_bare: without any, so that workers can take it that have not met the owners.
+        """
+        is_bare = is_bare or self.is_over
+        children = tuple(
+            (phase, tuple(edition), owner, None if is_bare else _usable(rref))
+            for phase, edition, owner, rref in self.children
+        )
         return (*self[:8], children)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        return self.epoch, -self.leader_id, self.version
+    def term(self) -> Term:
+        return self.epoch, -self.leader_id
 
-    def reaches_more_than(self, other: State) -> bool:
-        """Return whether this state has a usable reference where the other has none."""
-        return any(
-            _usable(mine.rref) is not None and _usable(theirs.rref) is None
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return *self.term, self.version
+
+    def plus(self, other: State) -> State:
+        """Return this state with what another one of the same order has beside it.
+
+        That is a usable reference where there is none, and a keeper of which the supervisor has not
+        told yet.
+        """
+        children = tuple(
+            mine if _usable(mine.rref) else mine._replace(rref=theirs.rref)
             for mine, theirs in zip(self.children, other.children, strict=True)
         )
+        keepers = tuple(dict.fromkeys([*self.keepers, *other.keepers]))
+        return self._replace(keepers=keepers, children=children)
 
     @property
     def is_over(self) -> bool:
         return bool(self.given_up) or all(child.has_ended for child in self.children)
+
+
+class Answer(NamedTuple):
+    """The answer of a worker that hears a state.
+
+    Attributes:
+        other: the state that counts there in its place.
+        missing: what should run there as it says, and does not.
+    """
+
+    other: State | None = None
+    missing: tuple[Missing, ...] = ()
+
+    @classmethod
+    def of(cls, plain: tuple[Any, ...]) -> Self:
+        """Return what another worker has sent."""
+        other, missing = plain
+        found = tuple(Missing(child, Edition(*edition), was) for child, edition, was in missing)
+        return cls(None if other is None else State.of(other), found)
+
+    def plain(self) -> tuple[Any, ...]:
+        """Return it as it travels, for workers that have not met all owners, too."""
+        other = None if self.other is None else self.other.plain(is_bare=True)
+        return other, tuple((child, tuple(edition), was) for child, edition, was in self.missing)
 
 
 def _usable(rref: RRef[Any] | None) -> RRef[Any] | None:

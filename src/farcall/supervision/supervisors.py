@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from farcall.errors import Cancelled, OwnerDied, RpcTimeout
-from farcall.ids import RefId
+from farcall.ids import RefId, original
 from farcall.log import get_logger
+from farcall.protocol.succession import Edition, Editions, Keeper, Term, successor
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.future import Future, complete_with
 from farcall.runtime.membership.roster import Listener
-from farcall.supervision.leader import Leader, Remote, Snapshots, is_alive
-from farcall.supervision.plans import Spec, State, is_usable
+from farcall.supervision.leader import Leader, is_alive
+from farcall.supervision.plans import Answer, Handler, Remote, Spec, State, is_usable
+from farcall.supervision.snapshots import Snapshots
 from farcall.transport.brief_threads import BriefThreads
 
 logger = get_logger("farcall")
@@ -35,6 +38,9 @@ class _Plan:
         self.spec: Spec | None = None  # None if this worker can't take over
         self.leader: Leader | None = None  # if it supervises
         self.asked: dict[str, int] = {}  # child -> owner, asked for a usable reference
+        # The term of a supervisor that is gone, and the successor that was asked for its last news.
+        self.consulted: tuple[Term | None, Keeper | None] = (None, None)
+        self.met: dict[int, int] = {}  # worker -> the last meeting in which it was told and asked
 
 
 class Supervisors:
@@ -52,7 +58,7 @@ class Supervisors:
         self._plans: dict[int, _Plan] = {}
         self._names: dict[str, tuple[int, int]] = {}  # the key of the supervision, and which child
         self._awaited: list[tuple[str, Future[RRef[Any]]]] = []
-        self._made: dict[tuple[int, int], tuple[int, RefId]] = {}  # children here: generation, ref
+        self._made: dict[int, Editions[RefId]] = {}  # children here
         self._listener: Listener | None = None
         self._listening = BriefThreads(f"farcall-supervise-{agent.me.name}", 1)
         self.snapshots = Snapshots()
@@ -60,10 +66,15 @@ class Supervisors:
 
     # What is known.
 
-    def hear(self, state: State, spec: Spec | None = None) -> None:
-        """Hear how a supervision is, and how it is to be. Only what is newer counts."""
+    def hear(self, state: State, spec: Spec | None = None, passes_on: bool = False) -> Answer:
+        """Hear how a supervision is, and how it is to be. Only what is newer counts.
+
+        Args:
+            passes_on: it does not come from the supervisor, so that the end is told to all others.
+        """
         with self._lock:
             plan = self._plans.get(state.key)
+            was_over = plan is not None and plan.state.is_over
             if plan is None:
                 plan = self._plans[state.key] = _Plan(state)
                 names = {name: (state.key, n) for n, name in enumerate(state.names)}
@@ -71,26 +82,35 @@ class Supervisors:
                 first, last = (names, self._names) if state.is_over else (self._names, names)
                 self._names = {**first, **last}
                 self._discard_oldest()
-            elif state.order > plan.state.order or (
-                state.order == plan.state.order and state.reaches_more_than(plan.state)
-            ):
+            elif state.order > plan.state.order:
                 plan.state, plan.heard_at = state, time.monotonic()
+            elif state.order == plan.state.order:
+                plan.state = plan.state.plus(state)
             plan.spec = plan.spec or spec
-            state = plan.state
+            heard, state = state, plan.state
             if state.is_over:
                 plan.spec = None
-        self._drop_outdated(state)
+            made = self._made.setdefault(state.key, Editions())
+            outdated = made.drop_outdated(state)
+            missing = made.missing(state, self._agent.me.name)
+        self._end(outdated)
         if state.is_over:
             self.snapshots.discard(state.key)
+            if not was_over:
+                self._later.post(partial(self._pass_on, state, to_keepers=passes_on))
         else:
             self._listen()
         self._settle()
         self.look_soon()
+        if state.order > heard.order:
+            return Answer(other=state)
+        return Answer(missing=tuple(missing))
 
     def _discard_oldest(self) -> None:
         over = [key for key, plan in self._plans.items() if plan.state.is_over]
         for key in over[: max(0, len(over) - MOST_ENDED)]:
             del self._plans[key]
+            self._made.pop(key, None)
             self._names = {name: at for name, at in self._names.items() if at[0] != key}
 
     def state_of(self, name: str) -> State | None:
@@ -158,55 +178,50 @@ class Supervisors:
 
     # Children that live here.
 
-    def note_made(self, key: int, child: int, generation: int, ref: RefId) -> None:
-        """A child is being made here."""
-        self._drop(key, child, generation, None)
-        with self._lock:
-            self._made[key, child] = (generation, ref)
+    def note_made(self, key: int, child: int, edition: Edition, ref: RefId) -> None:
+        """A child is to be made here.
 
-    def _drop_outdated(self, state: State) -> None:
-        for number, child in enumerate(state.children):
-            ref = None if child.rref is None else child.rref._handle.ref
-            before = child.generation + 1 if state.is_over else child.generation
-            self._drop(state.key, number, before, ref)
-
-    def _drop(self, key: int, child: int, before: int, unlike: RefId | None) -> None:
-        """Drop a child of an earlier generation, or one that another one was preferred to."""
+        Raises:
+            OwnerDied: another one is to be made, or was.
+        """
         with self._lock:
-            generation, ref = self._made.get((key, child), (before, None))
-            is_outdated = generation < before or (
-                generation == before and unlike not in (None, ref)
-            )
-            if ref is None or not is_outdated:
-                return
-            del self._made[key, child]
-        place = self._agent.references.place_of(ref)
-        if place is not None:
-            place.kill(OwnerDied(self._agent.me.name, "its supervisor has ended the object"))
+            plan = self._plans.get(key)
+            made = self._made.setdefault(key, Editions())
+            counts, outdated = made.make(child, edition, ref, None if plan is None else plan.state)
+        self._end(outdated)
+        if not counts:
+            raise OwnerDied(self._agent.me.name, "another object was made in place of this one")
+
+    def _end(self, outdated: list[RefId]) -> None:
+        for ref in outdated:
+            place = self._agent.references.place_of(ref)
+            if place is not None:
+                why = "its supervisor has ended the object"
+                place.kill(OwnerDied(self._agent.me.name, why))
 
     def _on_killed(self, ref: RefId) -> None:
         """The user has killed an object: if it is a child, it is not made again."""
         with self._lock:
-            found = [(at, made[0]) for at, made in self._made.items() if made[1] == ref]
-            if not found:
+            editions = [(key, made.killed(ref)) for key, made in self._made.items()]
+            found = next(((key, one) for key, one in editions if one is not None), None)
+            if found is None:
                 return
-            (key, child), generation = found[0]
-            del self._made[key, child]
+            key, (child, edition) = found
             keepers = self._plans[key].state.keepers if key in self._plans else ()
         for name, _ in keepers:
             try:
-                call = self._remote.killed, (key, child, generation)
+                call = self._remote.killed, (key, child, tuple(edition))
                 self._agent.call_async(name, *call).add_done_callback(lambda _: None)
             except Exception as error:
                 logger.debug("%s: %s", self._agent.me.name, error)
 
-    def killed(self, key: int, child: int, generation: int) -> None:
+    def killed(self, key: int, child: int, edition: Edition) -> None:
         """Hear that a child was killed on purpose."""
 
         def tell() -> None:
             plan = self._plans.get(key)
             if plan is not None and plan.leader is not None:
-                plan.leader.ended(child, generation)
+                plan.leader.ended(child, edition)
 
         self._later.post(tell)
 
@@ -214,11 +229,12 @@ class Supervisors:
 
     def begin(self, spec: Spec, started: Future[None]) -> None:
         """Supervise from now on. The future completes when all is there, or could not be made."""
+        first = (1, -self._agent.me.id, 1)
         state = State.of(
             (
                 *(spec.key, tuple(child.name for child in spec.children), 1, self._agent.me.id, 0),
                 *(((self._agent.me.name, self._agent.me.incarnation),), (), ""),
-                tuple(("waiting", 1, "", None) for _ in spec.children),
+                tuple(("waiting", first, "", None) for _ in spec.children),
             )
         )
 
@@ -269,13 +285,17 @@ class Supervisors:
     def _is_leaving(self) -> bool:
         return self._agent.status.is_leaving or self._agent.status.is_closed
 
+    def _there(self) -> list[tuple[int, Keeper]]:
+        live = [peer.worker for peer in self._agent.directory.live()]
+        return [(one.id, (one.name, original(one.incarnation))) for one in (self._agent.me, *live)]
+
     def _look(self) -> None:
         if self._is_leaving():
             return
         for plan in list(self._plans.values()):
             spec, state = plan.spec, plan.state
-            first = next((one for one in state.keepers if is_alive(self._agent, one)), None)
-            if spec is None or first is None or first[1] != self._agent.me.incarnation:
+            first = successor(state.keepers, partial(is_alive, self._agent), self._there())
+            if spec is None or first[1] != self._agent.me.incarnation:
                 self._retire(plan)
             elif plan.leader is None or not plan.leader.leads(state):
                 self._retire(plan)
@@ -285,10 +305,12 @@ class Supervisors:
                     "%s: supervises %s from now on: %r is gone", self._agent.me.name, names, gone
                 )
                 plan.leader = self._leader(plan, spec, None)
+            self._exchange(plan)
             if plan.leader is not None:
                 plan.leader.look()
             else:
                 self._ask_owners(plan)
+                self._consult(plan, first)
         self._settle()
 
     def _ask_owners(self, plan: _Plan) -> None:
@@ -300,8 +322,66 @@ class Supervisors:
                 plan.asked.pop(name, None)
             elif plan.asked.get(name) != owner.incarnation:
                 plan.asked[name] = owner.incarnation
-                call = self._agent.call_async(child.owner, self._remote.state_of, (name,))
-                call.add_done_callback(self._on_answer)
+                self._ask(child.owner, self._remote.state_of, (name,), self._on_answer)
+
+    def _ask(
+        self,
+        to: str,
+        function: Handler,
+        args: tuple[Any, ...],
+        done: Callable[[torch.futures.Future[Any]], None],
+    ) -> None:
+        with contextlib.suppress(Exception):  # it was lost again, or this worker leaves
+            self._agent.call_async(to, function, args).add_done_callback(done)
+
+    def _consult(self, plan: _Plan, first: Keeper) -> None:
+        """Ask the successor of a supervisor that is gone for its last state.
+
+        Two workers that have heard different states may take each other for the successor, so it
+        is told of this one, too.
+        """
+        state, at = plan.state, (plan.state.term, first)
+        if state.is_over or first == state.keepers[0] or plan.consulted == at:
+            return
+        plan.consulted = at
+        for peer in self._agent.directory.live():
+            is_first = original(peer.incarnation) == first[1]
+            if is_first and peer.worker is not self._agent.me:
+                self._ask(peer.name, self._remote.state_of, (state.names[0],), self._on_answer)
+                bare = partial(self._tell_barely, peer.name, state)
+                self._ask(peer.name, self._remote.hear, (state.plain(), False), bare)
+
+    def _tell_barely(self, to: str, state: State, answer: torch.futures.Future[Any]) -> None:
+        """Tell a worker of a state that it could not take: it has not met an owner."""
+        try:
+            answer.value()
+        except Exception:
+            self._ask(to, self._remote.hear, (state.plain(is_bare=True), False), lambda _: None)
+
+    def _exchange(self, plan: _Plan) -> None:
+        """Tell those that were lost by mistake, and met again, of the state here, and ask them."""
+        for peer in self._agent.directory.live():
+            name, number = peer.name, original(peer.incarnation)
+            if peer.incarnation != number and plan.met.get(number) != peer.incarnation:
+                plan.met[number] = peer.incarnation
+                self._ask(
+                    name, self._remote.hear, (plan.state.plain(is_bare=True), True), self._on_news
+                )
+
+    def _pass_on(self, state: State, *, to_keepers: bool) -> None:
+        """Tell others of the end: its supervisor may not reach them, and tells it once."""
+        me, keepers = self._agent.me, {number for _, number in state.keepers}
+        for peer in self._agent.directory.live():
+            is_told = original(peer.incarnation) in keepers and not to_keepers
+            if peer.worker is not me and not is_told and state.leader_id != me.id:
+                args = (state.plain(), to_keepers)
+                self._ask(peer.name, self._remote.hear, args, lambda _: None)
+
+    def _on_news(self, answer: torch.futures.Future[Any]) -> None:
+        with contextlib.suppress(Exception):
+            other = Answer.of(answer.value()).other
+            if other is not None:
+                self.hear(other, passes_on=True)
 
     def _on_answer(self, answer: torch.futures.Future[Any]) -> None:
         with contextlib.suppress(Exception):  # the owner was lost again, or will not say
