@@ -30,7 +30,7 @@ from farcall.runtime.current import current_agent
 from farcall.serde import Serializer
 from farcall.transport.connect import handshake
 from farcall.transport.connect.certificates import made_of
-from farcall.transport.connect.conversation import Conversation
+from farcall.transport.connect.conversation import Conversation, drive
 from farcall.transport.connect.credentials import SecretCertificates, Terms
 from farcall.transport.connect.guests import Guest
 from farcall.transport.connect.handshake_messages import (
@@ -610,3 +610,29 @@ def send_combinations(to: str, name: str, count: int) -> int:
         flag = b"O" + _strict(name) + _strict(number * 2 + 1)
         taken += ask(to, "app:truth", _as_argument(b"\x01" + flag)).kind == "Reply"
     return taken
+
+
+# Of a process that asks about a worker, and of one that is asked and is no worker.
+
+
+def begin_to_ask(url: str) -> socket.socket:
+    """Do the handshake of a process that asks, as one of the same user without the secret may."""
+    sock = dial(url)
+    try:
+        me = Identity("", -1, 0, asks=True)
+        deadline = time.monotonic() + PATIENCE
+        handshake.connect(sock, me, Terms(is_local=True), expects=0, deadline=deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def accept_asker(sock: socket.socket) -> None:
+    """Do a worker's side of that handshake, and take the question."""
+    me = Identity("impostor", 7, new_incarnation())
+    conversation = handshake.accepting(me, Terms(is_local=True), admit=lambda peer: None)
+    drive(sock, conversation, time.monotonic() + PATIENCE)
+    sock.settimeout(PATIENCE)
+    (length,) = LENGTH.unpack(sock.recv(LENGTH.size, socket.MSG_WAITALL))
+    sock.recv(length, socket.MSG_WAITALL)

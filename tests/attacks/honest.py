@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,6 +153,28 @@ def forget_peak() -> int:
     torch.ones(1)
     Path("/proc/self/clear_refs").write_text("5")
     return peak_bytes()
+
+
+_lines: list[str] = []
+
+
+def limit_descriptors(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def count_lines() -> None:
+    """Count what the user would see of the log from now on, each line of a traceback too."""
+    handler = logging.Handler(logging.WARNING)
+
+    def emit(record: logging.LogRecord) -> None:
+        _lines.extend(logging.Formatter().format(record).splitlines())
+
+    handler.emit = emit  # type: ignore[method-assign]
+    logging.getLogger("farcall").addHandler(handler)
+
+
+def lines() -> list[str]:
+    return _lines
 
 
 def open_files(count: int) -> int:

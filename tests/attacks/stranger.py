@@ -26,6 +26,16 @@ def become_nobody() -> int:
     return os.geteuid()
 
 
+_names: list[socket.socket] = []
+
+
+def take_name(name: str) -> None:
+    """Listen at an abstract name, which may be any bytes, and accept nothing."""
+    _names.append(socket.socket(socket.AF_UNIX))
+    _names[-1].bind(f"\0{name}")
+    _names[-1].listen()
+
+
 def try_everything(path: str, urls: list[str]) -> list[tuple[str, str, bool, str]]:
     """Bring frames that would make the file `path`; return how each attempt ended."""
     frames = b"".join(make(path) for make in attacker.CVES.values())

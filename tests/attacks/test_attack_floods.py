@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -45,8 +43,8 @@ def start(crew: Crew, transport: str) -> list[Member]:
     """Return w0, w1 and w2, which meet over TCP only and have not yet called each other."""
     environment = {"FARCALL_SECRET": honest.SECRET, "FARCALL_TRANSPORTS": transport}
     members = [crew.member(f"w{rank}", **environment) for rank in range(3)]
-    members[0].run(limit_descriptors)
-    members[0].run(count_lines)
+    members[0].run(honest.limit_descriptors, DESCRIPTORS)
+    members[0].run(honest.count_lines)
     for rank, member in enumerate(members):
         options = {"listen": "127.0.0.1", "paths": ("tcp",)}
         member.start(join, member.name, rank, 3, crew.init_method, **options)
@@ -56,23 +54,6 @@ def start(crew: Crew, transport: str) -> list[Member]:
 
 
 # Steps.
-
-_lines: list[str] = []
-
-
-def limit_descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-
-
-def count_lines() -> None:
-    """Count what the user would see of the log from now on."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: _lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("farcall").addHandler(handler)
-
-
-def lines() -> list[str]:
-    return _lines
 
 
 def first_call(to: str) -> float:
@@ -110,7 +91,7 @@ def test_many_strangers_take_neither_descriptors_nor_threads_nor_the_log(
         for sock in strangers[: MANY // 2]:
             with contextlib.suppress(ConnectionError):
                 assert sock.recv(4096) is not None
-    said = victim.run(lines)
+    said = victim.run(honest.lines)
     assert len(said) <= 2 * (MANY // 16 + 1), said
     leave_all(victim, first, second)
 
@@ -152,7 +133,7 @@ def test_noisy_strangers_fill_no_log(crew: Crew, transport: str) -> None:
                 pass
     assert first.run(first_call, "w0") >= 0
     # One line for each address and minute: two, if a minute ended just then.
-    assert len(victim.run(lines)) <= 2
+    assert len(victim.run(honest.lines)) <= 2
     leave_all(victim, first, second)
 
 

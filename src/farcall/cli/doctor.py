@@ -83,13 +83,14 @@ def _table(pairs: list[Pair]) -> Table:
     for title in ("protection", "why no better path"):
         table.add_column(title)
     for caller, path in pairs:
-        table.add_row(
+        row = (
             caller,
             path.name,
             path.path.partition(" ")[0] or "-",
             "-" if path.latency is None else f"{path.latency * 1e6:.0f} us",
             "-" if path.bandwidth is None else rate(path.bandwidth),
             path.protection or "-",
-            Text(path.unreached or path.drawback),
+            path.unreached or path.drawback,
         )
+        table.add_row(*map(Text, row))  # a text could be markup: ":cat:"
     return table

@@ -12,8 +12,10 @@ from rich.text import Text
 from farcall.cli.options import group_option, timeout_option
 from farcall.monitor import Answer, Silent, ask_all, explain
 from farcall.runtime.inspection.reports import CallReport, ThreadReport, WorkerReport
+from farcall.transport.connect.handshake_messages import printable
 
 SAMPLER_SECONDS = 10.0
+MOST_SAMPLED = 8
 
 
 @click.command()
@@ -44,9 +46,11 @@ def stacks(workers: tuple[str, ...], group: int | None, timeout: float, everythi
     for report in answer.reports:
         if not workers or report.name in workers:
             _show_worker(console, report, everything)
-    for one in answer.silent:
-        if one.pid and (not workers or one.name in workers):
-            _show_sampled(console, one)
+    silent = [one for one in answer.silent if one.pid and (not workers or one.name in workers)]
+    for one in silent[:MOST_SAMPLED]:
+        _show_sampled(console, one)
+    if silent[MOST_SAMPLED:]:
+        console.print(f"\nand {len(silent) - MOST_SAMPLED} others that do not answer")
 
 
 def _show_causes(console: Console, answer: Answer) -> None:
@@ -111,4 +115,5 @@ def _show_sampled(console: Console, silent: Silent) -> None:
     except subprocess.TimeoutExpired:
         console.print(f"  py-spy gave nothing within {SAMPLER_SECONDS:g} s")
         return
-    console.print(Text((done.stdout or done.stderr).rstrip()))
+    for line in (done.stdout or done.stderr).rstrip().splitlines():
+        console.print(Text(printable(line)))

@@ -90,10 +90,11 @@ def _shown(answer: Answer) -> Group | Text:
         table.add_column(title, justify="right")
     table.add_column("paths")
     for report in answer.reports:
-        table.add_row(*_row(report))
+        table.add_row(*map(Text, _row(report)))  # a text could be markup: ":cat:"
     for one in answer.silent:
         why = one.state if one.state.startswith("is stopped") else one.why
-        table.add_row(one.name or "?", "", "", "", str(one.pid or ""), Text(why, style="red"))
+        row = (one.name or "?", "", "", "", str(one.pid or ""))
+        table.add_row(*map(Text, row), Text(why, style="red"))
     return Group(table, Text("\n".join(_versions(answer)), style="dim"))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import struct
 import time
+from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
 from farcall.errors import LinkError
 from farcall.monitor.finding import state_of, workers_here
+from farcall.monitor.hearing import Hearing
 from farcall.plain import encode_msgpack
 from farcall.runtime.inspection.exchange import Exchange
 from farcall.runtime.inspection.reports import MAX_REPORT, MemberReport, Question, WorkerReport
@@ -20,11 +22,12 @@ from farcall.runtime.options.credential import VARIABLE, Credentials
 from farcall.runtime.options.secret import Secret
 from farcall.transport.brief_threads import Several
 from farcall.transport.connect import handshake
-from farcall.transport.connect.addresses import UNIX, resolve, tcp_of
+from farcall.transport.connect.addresses import UNIX, check_user, resolve, tcp_of
 from farcall.transport.connect.credentials import LinkCredentials, Terms, TlsConfig
-from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.handshake_messages import MAX_ADDRESSES, Identity, printable
 
 SECONDS = 1.0
+SPARE_SECONDS = 30.0  # beside the time of one worker, in which all of a machine have to be asked
 SILENT = "it does not answer"
 _THREADS = "farcall-monitor"
 _MOST = 32  # questions at once
@@ -40,7 +43,7 @@ class Contact(NamedTuple):
     credentials: LinkCredentials
 
 
-_decode = msgspec.msgpack.Decoder(WorkerReport).decode
+_TIMEVAL = struct.Struct("ll")
 
 
 class _AsWorkers(NamedTuple):
@@ -102,8 +105,9 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
 
     Args:
         stacks: also ask of each thread where it is.
-        timeout: seconds; a worker that does not answer in that time counts as silent. All are
-            asked at once, and those of other machines after those of this one.
+        timeout: seconds; a worker that does not answer in that time counts as silent. Up to 32 are
+            asked at once, and those of other machines after those of this one. Either takes at most
+            half a minute more than that; a worker that was not asked until then is silent.
 
     Raises:
         ValueError: the credentials of this process can't be used, or the timeout is no number of
@@ -118,20 +122,23 @@ def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Con
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout}")
 
+    hearing = Hearing()
+
     def ask(contacts: list[Contact]) -> list[WorkerReport | str]:
-        asks = [partial(ask_one, one, question, timeout) for one in contacts]
+        end = time.monotonic() + timeout + SPARE_SECONDS
+        asks = [partial(ask_one, one, question, timeout, hearing, end) for one in contacts]
         return Several(_THREADS, asks, _MOST).results()
 
     found = workers_here()
     none = LinkCredentials()  # the system says whose processes these are
-    contacts = [Contact((one.url,), none) for one in found]
+    contacts = [Contact(one.urls, none) for one in found]
     near = ask(contacts)
     reports = [one for one in near if isinstance(one, WorkerReport)]
-    far = _others(reports, [one.url for one in found])
+    far = _others(reports, [url for one in found for url in one.urls])
     told: list[WorkerReport | str] = []
     if far:
         ours = credentials_of_this_process()
-        ways = [Contact(tuple(filter(tcp_of, one.addresses)), ours) for one in far]
+        ways = [Contact(tuple(filter(tcp_of, one.addresses[:MAX_ADDRESSES])), ours) for one in far]
         contacts += ways
         told = ask(ways)
     told_names = {member.pid: member.name for report in reports for member in report.members}
@@ -180,37 +187,73 @@ def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]
     return [one for one in others.values() if not set(one.addresses) & set(asked)]
 
 
-def ask_one(contact: Contact, question: Question, timeout: float) -> WorkerReport | str:
-    """Ask one worker, and return its answer, or why it gave none within so many seconds."""
-    until = time.monotonic() + timeout
+def ask_one(
+    contact: Contact, question: Question, timeout: float, hearing: Hearing, end: float = math.inf
+) -> WorkerReport | str:
+    """Ask one worker, and return its answer, or why it gave none within so many seconds.
+
+    Args:
+        hearing: takes the report.
+        end: on `time.monotonic()`, in seconds; it is not asked later than that.
+    """
+    until = min(time.monotonic() + timeout, end)
     why = "it has no address"
-    for url in contact.urls:
+    # Where there is no room for one more connection, the other addresses come first.
+    ways = deque((url, False) for url in contact.urls)
+    while ways:
+        url, waits = ways.popleft()
+        if time.monotonic() >= until:
+            return f"{SILENT} within {timeout:g} s"
         try:
-            with _connected(url, timeout) as sock:
+            with _connected(url, until, waits=waits) as sock:
                 # The system tells it that we are of its user, whatever its secret is.
                 is_local = url.startswith(UNIX)
                 terms = Terms(is_local=True) if is_local else contact.credentials.over(sock)
                 met = handshake.connect(sock, _ASKER, terms, expects=0, deadline=until)
-                exchange = Exchange(sock, met.keys, max(0.1, until - time.monotonic()))
+                exchange = Exchange(sock, met.keys, until)
                 exchange.send(encode_msgpack(question))
-                return _decode(exchange.receive(MAX_REPORT))
-        except (OSError, msgspec.MsgspecError) as error:
+                return hearing.report_in(exchange.receive(MAX_REPORT))
+        except BlockingIOError:
+            ways.append((url, True))
+        except OSError as error:
             late = isinstance(error, TimeoutError) or time.monotonic() >= until
-            why = f"{SILENT} within {timeout:g} s" if late else str(error)
+            why = f"{SILENT} within {timeout:g} s" if late else printable(str(error))
     return why
 
 
-def _connected(url: str, timeout: float) -> socket.socket:
+def _connected(url: str, until: float, *, waits: bool) -> socket.socket:
+    """Connect to an address of a worker, and of this user's if it is a Unix socket.
+
+    Raises:
+        BlockingIOError: so many wait to be accepted that there is no room, unless this `waits`.
+        PermissionError: another user listens there.
+        OSError: it can't be reached.
+    """
+    left = max(0.001, until - time.monotonic())
     if url.startswith(UNIX):
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(timeout)
-        sock.connect("\0" + url.removeprefix(UNIX))
+        try:
+            if waits:  # a timeout of Python's would not wait for room
+                limit = _TIMEVAL.pack(int(left), int(left % 1 * 1e6))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            sock.setblocking(waits)
+            sock.connect("\0" + url.removeprefix(UNIX))
+            check_user(sock)
+        except BaseException as error:
+            sock.close()
+            if waits and isinstance(error, BlockingIOError):
+                raise TimeoutError("nothing is accepted there") from None
+            raise
         return sock
     place = tcp_of(url)
     if place is None:
         raise LinkError(f"{url!r} can't be dialled")
     family, kind, _, _, address = resolve(*place, socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind)
-    sock.settimeout(timeout)
-    sock.connect(address)
+    try:
+        sock.settimeout(left)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
     return sock

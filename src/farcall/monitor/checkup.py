@@ -11,6 +11,7 @@ from farcall.monitor import installation, machine
 from farcall.monitor.asking import SECONDS, Answer, Contact, ask_and_keep, ask_one
 from farcall.monitor.findings import LEVELS, Finding, fine
 from farcall.monitor.hangs import explain
+from farcall.monitor.hearing import Hearing
 from farcall.runtime.inspection.reports import MemberReport, Question
 from farcall.transport.brief_threads import Several
 
@@ -118,7 +119,7 @@ def _measured(
     """Return the pairs with what was measured, and why that is not all."""
     callers = {report.name: report for report in answer.reports}
     until = time.monotonic() + seconds
-    found, left = [], 0
+    found, left, hearing = [], 0, Hearing()
     for pair in pairs:
         caller = callers[pair.caller]
         if time.monotonic() >= until:
@@ -126,7 +127,7 @@ def _measured(
             found.append(pair)
             continue
         question = Question(measures=pair.path.name)
-        told = ask_one(contacts[caller.incarnation], question, ONE_PAIR)
+        told = ask_one(contacts[caller.incarnation], question, ONE_PAIR, hearing)
         if isinstance(told, str) or not told.members:
             found.append(pair)
         else:

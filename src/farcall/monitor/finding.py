@@ -6,13 +6,14 @@ On Linux, where these have abstract names, within one network namespace. Elsewhe
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _LISTENS = "00010000"  # the flag of a socket that does, as /proc/net/unix has it
-_PREFIX = "@farcall-"
+_NAME = re.compile(r"@farcall-[0-9a-f]{32}")
 STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -27,28 +28,30 @@ class Found(NamedTuple):
     """A process that listens.
 
     Attributes:
-        url: where, as workers write addresses.
+        urls: where, as workers write addresses. Only one of them is, if another user forges some.
     """
 
     pid: int
-    url: str
+    urls: tuple[str, ...]
 
 
 def workers_here() -> list[Found]:
     """Return the workers of this user on this machine. Thread-safe."""
-    listening: dict[str, str] = {}
+    listening: dict[str, list[str]] = {}
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()[1:]:
             fields = line.split()
-            if len(fields) == 8 and fields[3] == _LISTENS and fields[7].startswith(_PREFIX):
-                listening[f"socket:[{fields[6]}]"] = f"unix:{fields[7]}"
+            # Each user of the machine may choose a name with a line break in it, which is a line
+            # here and claims any socket. So those that connect check the user.
+            if len(fields) == 8 and fields[3] == _LISTENS and _NAME.fullmatch(fields[7]):
+                listening.setdefault(f"socket:[{fields[6]}]", []).append(f"unix:{fields[7]}")
     if not listening:
         return []
     found = []
     for pid in _processes():
         # A child that was forked has the descriptor, too: the worker is the oldest.
         for socket in _sockets(pid) & listening.keys():
-            found.append(Found(pid, listening.pop(socket)))
+            found.append(Found(pid, tuple(dict.fromkeys(listening.pop(socket)))))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,6 +24,8 @@ MOST_NAMES = 5  # of many workers that are in the same case
 MANY_FILES = 0.9  # of the descriptors that a process may have: it will soon have no more
 MOST_LOOPS = 2  # so many come before causes of other kinds
 BEFORE_LOOPS = 3  # lines, at most: the first five have the cause
+MOST_CHAINS = 1000  # that are followed: those of the calls that are open for the longest
+MOST_STEPS = 100  # of one chain
 _NOT_COME = "for which there is no end before the others come"
 
 
@@ -48,8 +51,7 @@ class _Chain(NamedTuple):
     @property
     def seconds(self) -> float:
         """For how long the first call has been open; infinity if nobody knows."""
-        seconds = self.steps[0].call.seconds
-        return float("inf") if seconds is None else seconds
+        return _age(self.steps[0].call)
 
 
 def explain(answer: Answer) -> list[str]:
@@ -114,52 +116,72 @@ def _of_loop(loop: LoopReport, thread: ThreadReport, report: WorkerReport) -> st
     )
 
 
+def _age(call: CallReport) -> float:
+    return float("inf") if call.seconds is None else call.seconds
+
+
+class _Node:
+    """A worker that answered, with its calls and threads by what they are looked for by."""
+
+    def __init__(self, report: WorkerReport) -> None:
+        self.report = report
+        self.served = {(one.worker, one.call_id): one for one in report.served}
+        self.threads = {
+            (one.serves.worker, one.serves.call_id): one
+            for one in report.threads
+            if one.serves is not None
+        }
+        waits = [one.waits_for for one in report.threads if one.serves is not None]
+        self.awaited = {(one.worker, one.call_id) for one in waits if one is not None}
+
+
 class _Graph:
     """The graph of waits between workers, by the numbers of calls."""
 
     def __init__(self, answer: Answer) -> None:
-        self._reports = {report.name: report for report in answer.reports}
+        self._nodes = {report.name: _Node(report) for report in answer.reports}
         self._silent = {one.name: one for one in answer.silent}
 
     def chains(self) -> Iterator[_Chain]:
         """Yield the chain of each call, but for calls that a served function waits for."""
-        for report in self._reports.values():
-            served = [one.waits_for for one in report.threads if one.serves is not None]
-            for call in report.calls:
-                if call not in served:
-                    yield self._chain(report, call)
+        calls = [
+            (call, node)
+            for node in self._nodes.values()
+            for call in node.report.calls
+            if (call.worker, call.call_id) not in node.awaited
+        ]
+        for call, node in heapq.nlargest(MOST_CHAINS, calls, key=lambda item: _age(item[0])):
+            yield self._chain(node, call)
 
-    def _chain(self, report: WorkerReport, call: CallReport) -> _Chain:
-        steps, met = [], set[tuple[str, str, int]]()
+    def _chain(self, node: _Node, call: CallReport) -> _Chain:
+        steps, met = list[_Step](), set[tuple[str, str, int]]()
+        visited = set[str]()
         while True:
-            steps.append(_Step(report.name, call))
-            met.add((report.name, call.worker, call.call_id))
-            callee = self._reports.get(call.worker)
+            name = node.report.name
+            steps.append(_Step(name, call))
+            met.add((name, call.worker, call.call_id))
+            visited.add(name)
+            callee = self._nodes.get(call.worker)
             if callee is None:
                 return _Chain(steps, self._no_report(call.worker), turns=False)
-            served = next(
-                (
-                    one
-                    for one in callee.served
-                    if (one.worker, one.call_id) == (report.name, call.call_id)
-                ),
-                None,
-            )
-            visited = [step.caller for step in steps]
-            turns = callee.name in visited
+            key = (name, call.call_id)
+            served = callee.served.get(key)
+            turns = call.worker in visited
             if served is None:
                 why = "which has not got it" if call.state == "flies" else f"and it {call.state}"
                 return _Chain(steps, why, turns)
-            thread = next((one for one in callee.threads if one.serves == served), None)
+            thread = callee.threads.get(key)
             if thread is None:
-                is_gathering = call.function == ARRIVAL and callee.gatherings
-                where = f"where it {served.state}{_full(callee)}"
+                is_gathering = call.function == ARRIVAL and callee.report.gatherings
+                where = f"where it {served.state}{_full(callee.report)}"
                 return _Chain(steps, _NOT_COME if is_gathering else where, turns)
             if thread.waits_for is None:
                 does = f"is at {thread.place}" if thread.awaits is None else _of_wait(thread.awaits)
                 return _Chain(steps, f"which {does}", turns)
-            report, call = callee, thread.waits_for
-            if (report.name, call.worker, call.call_id) in met:
+            if len(steps) == MOST_STEPS:
+                return _Chain(steps, "and so on", turns)
+            node, call = callee, thread.waits_for
+            if (node.report.name, call.worker, call.call_id) in met:
                 return _Chain(steps, "and so on in a circle", turns=True)
 
     def _no_report(self, name: str) -> str:
@@ -235,7 +257,7 @@ def _of_group(report: WorkerReport, answer: Answer) -> Iterator[str]:
             f"others of {size}{here}"
         )
     if report.state == "leaves" and report.waits_for:
-        names = ", ".join(report.waits_for)
+        names = _names(report.waits_for)
         yield f"{report.name} waits in shutdown for {names}: each must call shutdown as well"
     elif report.state == "leaves" and report.calls:
         call = report.calls[0]

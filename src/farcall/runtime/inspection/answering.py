@@ -7,16 +7,16 @@ import time
 
 import msgspec
 
-from farcall.log import get_logger
 from farcall.plain import encode_msgpack
 from farcall.runtime.agent import Agent
-from farcall.runtime.inspection.exchange import Exchange
+from farcall.runtime.inspection.exchange import Exchange, decoded
 from farcall.runtime.inspection.looking import report_of, report_of_starting
 from farcall.runtime.inspection.reports import MAX_QUESTION, Question
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import Keys
 
-logger = get_logger("farcall")
+QUESTION_SECONDS = 2.0  # that an asker has to say what it wants to know
+ANSWER_SECONDS = 10.0  # that it has to read the answer
 
 _decode = msgspec.msgpack.Decoder(Question).decode
 
@@ -40,18 +40,18 @@ class Inspection:
         self._agent = agent
 
     def answer(self, sock: socket.socket, keys: Keys | None) -> None:
-        """Answer one question, and hang up. See `Listening`."""
-        with sock:
-            exchange = Exchange(sock, keys)
-            try:
-                question = _decode(exchange.receive(MAX_QUESTION))
-            except msgspec.MsgspecError as error:
-                logger.debug("somebody asked what is no question: %s", error)
-                return
-            agent = self._agent
-            if agent is None:
-                report = report_of_starting(self._me, question, self._began)
-            else:
-                report = report_of(agent, question, self._began)
-            report = msgspec.structs.replace(report, world_size=self._world_size)
-            exchange.send(encode_msgpack(report))
+        """Answer one question. See `Listening`.
+
+        Raises:
+            OSError: the asker is gone or slow, or asks what is no question.
+        """
+        exchange = Exchange(sock, keys, time.monotonic() + QUESTION_SECONDS)
+        question = decoded(_decode, exchange.receive(MAX_QUESTION), "question")
+        agent = self._agent
+        if agent is None:
+            report = report_of_starting(self._me, question, self._began)
+        else:
+            report = report_of(agent, question, self._began)
+        report = msgspec.structs.replace(report, world_size=self._world_size)
+        exchange.until = time.monotonic() + ANSWER_SECONDS
+        exchange.send(encode_msgpack(report))

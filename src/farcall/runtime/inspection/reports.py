@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 MAX_QUESTION = 1 << 10  # bytes
-MAX_REPORT = 64 << 20
+MAX_REPORT = 16 << 20
 ARRIVAL = "barrier, gather or all_gather"  # how messages name the calls by which these are made
 
 

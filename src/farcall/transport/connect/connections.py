@@ -30,6 +30,7 @@ from farcall.log import get_logger
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
+from farcall.transport.connect.askers import Askers
 from farcall.transport.connect.connection import Connection, KeptLink
 from farcall.transport.connect.conversation import drive
 from farcall.transport.connect.dark_hosts import HostWatch
@@ -125,6 +126,7 @@ class Connections(Generic[L]):
             unix=listening.uses_unix,
         )
         self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
+        self._askers = Askers(me.name, listening.answer)
         self.me = msgspec.structs.replace(me, addresses=self.addresses[:MAX_ADDRESSES])
 
     @property
@@ -271,7 +273,8 @@ class Connections(Generic[L]):
             until = time.monotonic() + ESTABLISH_SECONDS
             worker, keys = drive(sock, conversation, until)
             if worker.asks:
-                self._listening.answer(sock, keys)
+                is_near = addresses.is_unix(sock)
+                self._askers.take(sock, keys, visitor.who if is_near else visitor.origin)
                 return
             if worker.joins:
                 self._add(self._joinable.wait_for(worker, until), sock, keys)
@@ -421,6 +424,7 @@ class Connections(Generic[L]):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._background.close()
+        self._askers.close()
         return True
 
     def close_after_fork(self) -> list[L]:

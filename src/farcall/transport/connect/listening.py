@@ -31,8 +31,7 @@ def first_meeting(incarnation: int) -> int:
 
 
 def answer_nothing(sock: socket.socket, keys: Keys | None) -> None:
-    """Hang up."""
-    sock.close()
+    """Say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +52,8 @@ class Listening:
             that we belong to the group: for each dial, as certificates are renewed. It does not
             wait.
         meeting: which meeting with a worker it is, see `base.Meeting`.
-        answer: answers the questions of somebody who asks about this worker, on a connection that
-            is its own and that it closes; in a thread that may wait for some seconds.
+        answer: answers a process that asks about this worker, on a connection that is closed
+            afterwards; in a thread that may wait for some seconds. It may raise an OSError.
         paths: which ways to other workers may be used, of "shm", "unix" and "tcp". TCP is always
             listened on. With "shm", a Unix socket is there to set it up, and used if that fails.
         streams: how many TCP connections a link may use for large buffers, 1 to 16, if the peer

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from farcall.transport.connect.keys import Keys
 from farcall.transport.sockets.records import Opener, Sealer, without
 from farcall.wire.messages import Buffer
 
 MAX_VECTORS = 64
+
+S = TypeVar("S", bound="Stream")
+
+
+class Stream(Protocol):
+    """The part of a connected socket that is used here."""
+
+    def recv_into(self, memory: memoryview, /) -> int:
+        """As a socket's."""
+
+    def sendmsg(self, parts: Iterable[memoryview], /) -> int:
+        """As a socket's."""
 
 
 class Writer(Protocol):
@@ -30,7 +41,7 @@ class Writer(Protocol):
 class PlainWriter:
     """See `Writer`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Stream) -> None:
         self._sock = sock
         self._rest: list[memoryview] = []
 
@@ -44,7 +55,7 @@ class PlainWriter:
 class SealedWriter:
     """See `Writer`. Seals a few records at a time, as the kernel takes them."""
 
-    def __init__(self, sock: socket.socket, sealer: Sealer) -> None:
+    def __init__(self, sock: Stream, sealer: Sealer) -> None:
         self._sock = sock
         self._sealer = sealer
         self.put = sealer.put
@@ -60,7 +71,7 @@ class SealedWriter:
 class OpenedStream:
     """Reads what the peer's records carry, as if it came over a plain socket."""
 
-    def __init__(self, sock: socket.socket, opener: Opener) -> None:
+    def __init__(self, sock: Stream, opener: Opener) -> None:
         self._sock = sock
         self._opener = opener
 
@@ -85,20 +96,20 @@ class OpenedStream:
         return count
 
 
-def writer_of(sock: socket.socket, keys: Keys | None) -> Writer:
+def writer_of(sock: Stream, keys: Keys | None) -> Writer:
     if keys is None:
         return PlainWriter(sock)
     return SealedWriter(sock, Sealer(keys.sending, keys.encrypts))
 
 
-def source_of(sock: socket.socket, keys: Keys | None) -> socket.socket | OpenedStream:
+def source_of(sock: S, keys: Keys | None) -> S | OpenedStream:
     """Return what the peer's frames are read from."""
     if keys is None:
         return sock
     return OpenedStream(sock, Opener(keys.receiving, keys.encrypts))
 
 
-def _write_some(sock: socket.socket, rest: list[memoryview]) -> bool:
+def _write_some(sock: Stream, rest: list[memoryview]) -> bool:
     """Write what the kernel takes now, and cut it off the front of `rest`.
 
     Ctrl-C comes before or after both, never in between; see `uninterrupted`.

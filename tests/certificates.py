@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from farcall import rpc
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 
 
 def block(name: str) -> str:
@@ -69,6 +69,13 @@ class Authority:
         self._folder = folder / name
         self._folder.mkdir()
         run_block("authority", self._folder)
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Authority:
+        """Return the authority that is in a folder already."""
+        made = cls.__new__(cls)
+        made._folder = folder
+        return made
 
     def issue(self, worker: str, *, days: int = 30) -> Issued:
         """Return a certificate for a worker of that name; of a time that is over if `days` < 0."""
