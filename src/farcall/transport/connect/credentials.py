@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import importlib
+import logging
 import os
 import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from farcall.log import get_logger
 from farcall.transport.connect.addresses import is_unix
@@ -35,10 +38,25 @@ logger = get_logger("farcall.transport")
 
 CHECK_SECRET = "check FARCALL_SECRET on both workers"
 
+_COARSE = 2_000_000_000  # nanoseconds between two times of a file, at most, on any file system
+
 _EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
 
 
 T = TypeVar("T")
+
+
+class _FileState(NamedTuple):
+    """The state of a file; the mode decides whether a key is taken."""
+
+    changed: int  # nanoseconds since 1970; its mode, owner or name as well
+    written: int
+    size: int
+    inode: int
+    mode: int
+
+
+_State = list[_FileState | None]
 
 
 class Contexts(NamedTuple):
@@ -190,29 +208,52 @@ class Renewed(Generic[T]):
         self._purpose = purpose
         self._make = make
         self._lock = threading.Lock()  # guards what follows
-        self._seen = self._state()
-        self._made = self._read()
+        self._seen: _State | None = None  # where there is none, the contents are compared
+        state, files = self._state(), self._read()
+        self._tried = _digest(state, files)
+        self._made = self._make_of(files)
 
     def get(self) -> T:
         """Return what is made of the files as they are now; of the former ones if they are bad."""
         with self._lock:
-            state = self._state()
-            if state != self._seen:
-                self._seen = state
-                cert = self._config.cert
-                try:
-                    self._made = self._read()
-                    logger.info("read %s again, for %s: it has changed", cert, self._purpose)
-                except ValueError as error:
-                    logger.warning(
-                        "going on with the former certificate for %s: %s", self._purpose, error
-                    )
-            return self._made
+            said = self._look()
+            made = self._made
+        if said is not None:
+            logger.log(*said)  # without the lock: a handler may send the line over a new link
+        return made
 
-    def _state(self) -> list[tuple[int, int, int] | None]:
+    def _look(self) -> tuple[Any, ...] | None:
+        """Make it anew if the files have changed; return what to log."""
+        state = self._state()
+        if state == self._seen:
+            return None
+        files: list[bytes] = []
+        problem: Exception | None = None
+        try:
+            files = self._read()
+        except ValueError as error:
+            problem = error
+        if self._state() != state:
+            return None  # they are being replaced: the next connection finds them whole
+        self._seen = None if _may_change_unseen(state) else state
+        tried = _digest(state, files if problem is None else [str(problem).encode()])
+        if tried == self._tried:
+            return None
+        self._tried = tried
+        if problem is None:
+            try:
+                self._made = self._make_of(files)
+                what = "read %s again, for %s: it has changed"
+                return logging.INFO, what, self._config.cert, self._purpose
+            except Exception as error:  # whatever a library makes of a file
+                problem = error
+        what = "going on with the former certificate for %s: %s"
+        return logging.WARNING, what, self._purpose, problem
+
+    def _state(self) -> _State:
         return [_state_of(path) for path in (self._config.cert, self._config.key, self._config.ca)]
 
-    def _read(self) -> T:
+    def _read(self) -> list[bytes]:
         config = self._config
         files = []
         for what, path in (("certificate", config.cert), ("key", config.key), ("CA", config.ca)):
@@ -221,7 +262,10 @@ class Renewed(Generic[T]):
                     files.append(file.read())
             except OSError as error:
                 raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
-        _check_time(config.cert, files[0])
+        return files
+
+    def _make_of(self, files: list[bytes]) -> T:
+        _check_time(self._config.cert, files[0])
         return self._make(*files)
 
 
@@ -244,12 +288,12 @@ class FileCertificates:
         config = self._config
         try:
             contexts = _contexts(config.cert, config.key, cafile=config.ca)
+            _check_mode(config.key)
         except (ssl.SSLError, OSError) as error:
             raise ValueError(
                 f"can't use the certificate {config.cert} with the key {config.key} and the CA "
                 f"{config.ca}: {_why(error)}"
             ) from error
-        _check_mode(config.key)
         return contexts
 
     def refused(self, verify_code: int, message: str) -> str:
@@ -333,12 +377,26 @@ def refuse_passphrase() -> NoReturn:
     raise ValueError("the key of TlsConfig has a passphrase: store it without one, for you alone")
 
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
+def _digest(state: _State, files: Sequence[bytes]) -> bytes:
+    """Return a value that files of other contents or modes do not have."""
+    modes = repr([None if one is None else one.mode for one in state]).encode()
+    return b"".join(hashlib.sha256(one).digest() for one in (modes, *files))
+
+
+def _may_change_unseen(state: _State) -> bool:
+    """Return whether a file is so new that its next change may leave it the same times and size."""
+    now = time.time_ns()
+    return any(one is not None and abs(now - one.changed) < _COARSE for one in state)
+
+
+def _state_of(path: str) -> _FileState | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return _FileState(
+        found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    )
 
 
 def _check_mode(path: str) -> None:
