@@ -207,6 +207,7 @@ def replaced(
     for one in files:
         one.half("ca.crt", both)
         put(one, "ca.crt", both)
+    group.visit(old)  # with a certificate that is bad, a new authority would not be read either
     put_an_expired_one(files[0], old.issue(files[0].worker, days=-1))
     group.visit(new, both)  # the former certificate goes on
     for one in files:
