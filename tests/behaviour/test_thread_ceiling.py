@@ -137,9 +137,10 @@ def test_a_chain_beyond_the_ceiling_ends_and_says_why(
 ) -> None:
     # With `remote` each function waits for the default timeout.
     start(2, num_worker_threads=1, max_threads=4, rpc_timeout=2.0)
-    for to in ("w0", "w1"):
+    chains = {to: rpc.rpc_async(to, to_itself, args=(20, way), timeout=2.0) for to in ("w0", "w1")}
+    for to, chain in chains.items():
         with pytest.raises(rpc.RpcTimeout, match=rf"worker '{to}': its option max_threads \(4\)"):
-            rpc.rpc_sync(to, to_itself, args=(20, way), timeout=2.0)
+            chain.wait()
     assert rpc.rpc_sync("w1", echo, args=(1,), timeout=PATIENCE) == 1
 
 

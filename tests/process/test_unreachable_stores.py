@@ -6,6 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 import pytest
 from patience import PATIENCE
@@ -74,14 +77,37 @@ def test_program_ends_with_the_reason_and_its_own_exit_code(kind: str) -> None:
     assert "TCPStore.cpp" not in said
 
 
-@pytest.mark.parametrize("libuv", ["0", "1"])
-@pytest.mark.parametrize("first", [0, 1])
-def test_worker_that_waits_for_the_other_says_nothing(libuv: str, first: int) -> None:
-    url = f"tcp://127.0.0.1:{free_port()}"
-    early = start(first, url, 200.0, USE_LIBUV=libuv)
-    # Longer than torch waits before it prints.
-    with pytest.raises(subprocess.TimeoutExpired):
-        early.wait(7.0)
-    late = start(1 - first, url, 200.0, USE_LIBUV=libuv)
+class Early(NamedTuple):
+    """A worker that has waited for the other, longer than torch waits before it prints."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+WAITS = [(first, libuv) for first in (0, 1) for libuv in ("0", "1")]
+
+
+@pytest.fixture(scope="module")
+def early() -> Iterator[dict[tuple[int, str], Early]]:
+    """All of them, so that they wait at the same time."""
+    with ExitStack() as stack:
+        found = {}
+        for first, libuv in WAITS:
+            url = f"tcp://127.0.0.1:{free_port()}"
+            process = stack.enter_context(start(first, url, PATIENCE, USE_LIBUV=libuv))
+            stack.callback(process.kill)
+            found[first, libuv] = Early(url, process)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(7.0)
+        yield found
+
+
+@pytest.mark.parametrize(("first", "libuv"), WAITS)
+def test_worker_that_waits_for_the_other_says_nothing(
+    first: int, libuv: str, early: dict[tuple[int, str], Early]
+) -> None:
+    url, waiting = early[first, libuv]
+    assert waiting.poll() is None
+    late = start(1 - first, url, PATIENCE, USE_LIBUV=libuv)
     assert ended(late) == (0, "")
-    assert ended(early) == (0, "")
+    assert ended(waiting) == (0, "")

@@ -33,7 +33,7 @@ DECIDES_NOTHING = {
     ("test_options.py", "rpc_timeout"): "options that no call is made with",
     ("test_options.py", "timedelta"): "what is no number of seconds",
     ("test_idle.py", "IDLE_SECONDS"): "how long an idle worker is watched",
-    ("test_unreachable_stores.py", "early.wait(7.0)"): "a pause that is to pass",
+    ("test_unreachable_stores.py", "process.wait(7.0)"): "a pause that is to pass",
     ("test_handshake.py", "settimeout(7.0)"): "a number that is to be kept, not waited for",
     ("test_handshake.py", "PARTING_SECONDS"): "far longer than the test",
     ("test_process_groups.py", "rpc_timeout=5"): "one of two workers waits in vain",
