@@ -36,6 +36,7 @@ OF_OTHERS = frozenset(
         *("_current_frames", "_getframe"),  # sys
         *("_callback", "_read_from_self", "_ready", "_run_once", "_scheduled"),  # asyncio
         "_exit",  # os, and the C library
+        "_ALERT_",  # OpenSSL: a part of its reasons
         *("_inheriting", "_run_exitfuncs", "_shutdown"),  # multiprocessing, atexit, threading
         *("_dynamic_class_reduce", "_dynamic_function_reduce"),  # cloudpickle
         *("_pthread_cleanup_pop", "_pthread_cleanup_push"),  # the C library

@@ -168,7 +168,7 @@ def test_workers_that_an_impostor_invents_are_not_all_dialled(host: Host) -> Non
 
 
 def test_another_user_can_not_speak_for_a_worker(host: Host) -> None:
-    """A name with a line break in it is a line of /proc/net/unix that claims any socket."""
+    """Claim a socket by a line of /proc/net/unix: the second line of another socket's name."""
     victim = host.worker("w0", "socket")
     (url,) = [url for url in victim.run(honest.urls) if url.startswith("unix")]
     (socket,) = re.findall(

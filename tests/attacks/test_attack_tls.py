@@ -141,7 +141,7 @@ def members(crew: Crew, transport: str, setting: Setting) -> Iterator[list[Membe
 def test_member_gets_in_and_files_open_while_hostile_clients_of_tls_are_there(
     crew: Crew, members: list[Member], setting: Setting, tmp_path: Path
 ) -> None:
-    """A client of each kind in each of three processes, again and again."""
+    """Start a client of each kind in each of three processes, again and again."""
     victim, first, second = members
     port = victim.run(honest.tcp_port)
     assert first.run(first_call, "w0") >= 0

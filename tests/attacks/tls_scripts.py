@@ -238,7 +238,7 @@ def one_hello(peer: Peer) -> Iterator[bytes]:
 
 
 def hello_in_records_of_five(peer: Peer) -> Iterator[bytes]:
-    """An honest hello, in as many records as are taken: the peer answers it."""
+    """Send an honest hello, in as many records as are taken: the peer answers it."""
     yield from tls.in_records(_hello(), 5)
 
 
@@ -415,7 +415,7 @@ def server_that_updates_keys(peer: Peer) -> Iterator[bytes]:
 
 
 def message_in_plain(peer: Peer) -> Iterator[bytes]:
-    """A message of farcall's own protocol that is as long as one may be, and never comes."""
+    """Announce a message of farcall's own protocol, as long as one may be, which never comes."""
     yield from _hello_of(peer)
     yield (12 << 10).to_bytes(4, "little")
 

@@ -73,13 +73,13 @@ def copies(agents: list[Agent]) -> int:
 
 
 def epoch(agent: Agent) -> int:
-    """The number of supervisors so far, as a worker knows."""
+    """Return the number of supervisors so far, as a worker knows."""
     state = supervisors_of(agent).state_of(NAME)
     return 0 if state is None else state.epoch
 
 
 def count_kept(agent: Agent) -> int:
-    """The count of the object in the snapshot that a worker keeps; -1 if it keeps none."""
+    """Return the count of the object in the snapshot that a worker keeps; -1 if it keeps none."""
     state = supervisors_of(agent).state_of(NAME)
     found = None if state is None else supervisors_of(agent).snapshots.get(state.key, 0)
     return -1 if found is None else found[1].count

@@ -143,7 +143,7 @@ class Group:
         member.run(join, member.name, rank, None, self._crew.init_method, tls=tls, **options)
 
     def visit(self, authority: Authority, ca: bytes | None = None) -> None:
-        """A newcomer and all workers make links to each other, and it leaves."""
+        """Let a newcomer and all workers make links to each other, and let it leave."""
         self._count += 1
         name = f"n{self._count}"
         files = files_of(self._folder, authority.issue(name), name)
@@ -233,7 +233,7 @@ def put_an_expired_one(files: Files, issued: Issued) -> None:
 
 
 def refused_by_name(group: Group, authority: Authority, folder: Path) -> None:
-    """A worker with a certificate of another authority, which knows ours, gets no link."""
+    """Start a worker with a certificate of another authority, which knows ours: it gets no link."""
     gone = Authority(folder, "gone")
     files = files_of(folder, gone.issue("late"), "late")
     ours, theirs = (folder / "old" / "ca.crt").read_bytes(), files.folder / "ca.crt"

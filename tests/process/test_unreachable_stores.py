@@ -89,7 +89,7 @@ WAITS = [(first, libuv) for first in (0, 1) for libuv in ("0", "1")]
 
 @pytest.fixture(scope="module")
 def early() -> Iterator[dict[tuple[int, str], Early]]:
-    """All of them, so that they wait at the same time."""
+    """Start all of them, so that they wait at the same time."""
     with ExitStack() as stack:
         found = {}
         for first, libuv in WAITS:

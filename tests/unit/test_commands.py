@@ -13,7 +13,7 @@ from farcall.monitor import Answer
 
 
 def commands(of: click.Command, name: str = "farcall") -> Iterator[tuple[str, click.Command]]:
-    """The commands below one, and itself, by what users type."""
+    """Yield the commands below one, and itself, by the words that users type."""
     yield name, of
     if isinstance(of, click.Group):
         context = click.Context(of)

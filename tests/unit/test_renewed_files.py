@@ -55,7 +55,7 @@ def test_file_is_looked_at_again_once_its_mode_is_mended(config: TlsConfig) -> N
 def test_change_that_leaves_times_and_size_is_noticed(
     config: TlsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of a file system may stand for some milliseconds, or for two seconds."""
+    """Let the clock of the file system stand, as it may for some milliseconds or two seconds."""
     renewed = Renewed(config, "tests", made)
     state = credentials._state_of(config.key)
     monkeypatch.setattr(credentials, "_state_of", lambda path: state)

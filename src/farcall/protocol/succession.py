@@ -60,7 +60,7 @@ class ChildStanding(Protocol):
     def owner(self) -> str: ...
 
 
-class Standing(Protocol):
+class SupervisionStanding(Protocol):
     """The part of the state of a supervision that the rules are about."""
 
     @property
@@ -107,7 +107,7 @@ class Editions(Generic[R]):
         self._killed: set[tuple[int, Edition]] = set()
 
     def make(
-        self, child: int, edition: Edition, made: R, state: Standing | None
+        self, child: int, edition: Edition, made: R, state: SupervisionStanding | None
     ) -> tuple[bool, list[R]]:
         """Note that an object is to be made; return whether it counts, and what no longer does.
 
@@ -122,7 +122,7 @@ class Editions(Generic[R]):
         self._made[child] = (edition, made)
         return True, [] if before is None else [before[1]]
 
-    def drop_outdated(self, state: Standing) -> list[R]:
+    def drop_outdated(self, state: SupervisionStanding) -> list[R]:
         """Drop what the state that counts does not have; return that."""
         outdated = [
             child
@@ -139,7 +139,7 @@ class Editions(Generic[R]):
         self._killed.update(found)
         return found[0] if found else None
 
-    def missing(self, state: Standing, me: str) -> list[Missing]:
+    def missing(self, state: SupervisionStanding, me: str) -> list[Missing]:
         """Return what runs here as the state that counts has it, and does not.
 
         A supervisor of an earlier term may have had it dropped.
@@ -154,7 +154,7 @@ class Editions(Generic[R]):
             and (n not in self._made or self._made[n][0] != child.edition)
         ]
 
-    def _is_outdated(self, child: int, edition: Edition, state: Standing) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
         if state.is_over:
             return True
         standing = state.children[child]

@@ -179,7 +179,7 @@ class Supervisors:
     # Children that live here.
 
     def note_made(self, key: int, child: int, edition: Edition, ref: RefId) -> None:
-        """A child is to be made here.
+        """Note that a child is to be made here.
 
         Raises:
             OwnerDied: another one is to be made, or was.

@@ -11,45 +11,45 @@ from farcall.protocol.succession import (
     Editions,
     KeptSnapshots,
     Number,
-    Standing,
+    SupervisionStanding,
     Term,
 )
 
 
 class _HigherGenerationStays(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: Standing) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
         higher = edition.generation > state.children[child].edition.generation
         return not higher and super()._is_outdated(child, edition, state)
 
 
 class _GenerationIsAnEdition(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: Standing) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
         standing = state.children[child].edition
         is_named = edition.generation == standing.generation
         return super()._is_outdated(child, standing if is_named else edition, state)
 
 
 class _DropsWhatWasAskedForLater(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: Standing) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
         is_other = edition != state.children[child].edition
         return is_other or super()._is_outdated(child, edition, state)
 
 
 class _KeepsWhatIsOver(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: Standing) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
         return not state.is_over and super()._is_outdated(child, edition, state)
 
 
 class _MakesWhatIsOutdated(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: Standing | None
+        self, child: int, edition: Edition, made: Any, state: SupervisionStanding | None
     ) -> tuple[bool, list[Any]]:
         return super().make(child, edition, made, None)
 
 
 class _LeavesTheEarlierOne(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: Standing | None
+        self, child: int, edition: Edition, made: Any, state: SupervisionStanding | None
     ) -> tuple[bool, list[Any]]:
         counts, _ = super().make(child, edition, made, state)
         return counts, []

@@ -126,7 +126,7 @@ class _SupervisionSchedule(Schedule):
             self._objects = {n: at for n, at in self._objects.items() if at[0] is not member}
 
     def _kill(self) -> None:
-        """A user kills an object."""
+        """Have a user kill an object."""
         if not self._objects:
             return
         number = self._random.choice(sorted(self._objects))
@@ -326,12 +326,12 @@ class _SupervisionSchedule(Schedule):
     # Promises.
 
     def takes_over(self, member: Member, term: Term) -> None:
-        """A worker supervises: the snapshots that it has count from now on."""
+        """Note that a worker supervises: the snapshots that it has count from now on."""
         for child in member.best:
             member.best[child] = term
 
     def restores(self, member: Member, child: int, saved: Any) -> None:
-        """A supervisor takes over a snapshot, or has a child made from it, if there is one."""
+        """Check the snapshot, if any, that a supervisor takes over or has a child made from."""
         best = member.best.get(child)
         if best is not None and (saved is None or saved[0][:2] < best):
             self._violate("SUP-6", f"{member} restores {child} from {saved}, and was given {best}")

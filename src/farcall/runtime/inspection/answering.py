@@ -43,7 +43,7 @@ class Inspection:
         """Answer one question. See `Listening`.
 
         Raises:
-            OSError: the asker is gone or slow, or asks what is no question.
+            OSError: the asker is gone or slow, or what it sends is no question.
         """
         exchange = Exchange(sock, keys, time.monotonic() + QUESTION_SECONDS)
         question = decoded(_decode, exchange.receive(MAX_QUESTION), "question")

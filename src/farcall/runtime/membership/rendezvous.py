@@ -246,7 +246,7 @@ class Rendezvous:
         return [record.worker for record in self._listed(deadline) if record.state == "up"]
 
     def _listed(self, deadline: float) -> Iterator[Record]:
-        """The records of all in the log, which a liar's store may make as long as it likes."""
+        """Yield the records of all in the log, which a hostile store may make without end."""
         names: set[str] = set()  # of those that have a record
         empty = 0
         for number in range(1, (self._board.counted("members") or 0) + 1):

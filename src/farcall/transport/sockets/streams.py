@@ -12,10 +12,10 @@ from farcall.wire.messages import Buffer
 
 MAX_VECTORS = 64
 
-S = TypeVar("S", bound="Stream")
+S = TypeVar("S", bound="BareSocket")
 
 
-class Stream(Protocol):
+class BareSocket(Protocol):
     """The part of a connected socket that is used here."""
 
     def recv_into(self, memory: memoryview, /) -> int:
@@ -41,7 +41,7 @@ class Writer(Protocol):
 class PlainWriter:
     """See `Writer`."""
 
-    def __init__(self, sock: Stream) -> None:
+    def __init__(self, sock: BareSocket) -> None:
         self._sock = sock
         self._rest: list[memoryview] = []
 
@@ -55,7 +55,7 @@ class PlainWriter:
 class SealedWriter:
     """See `Writer`. Seals a few records at a time, as the kernel takes them."""
 
-    def __init__(self, sock: Stream, sealer: Sealer) -> None:
+    def __init__(self, sock: BareSocket, sealer: Sealer) -> None:
         self._sock = sock
         self._sealer = sealer
         self.put = sealer.put
@@ -71,7 +71,7 @@ class SealedWriter:
 class OpenedStream:
     """Reads what the peer's records carry, as if it came over a plain socket."""
 
-    def __init__(self, sock: Stream, opener: Opener) -> None:
+    def __init__(self, sock: BareSocket, opener: Opener) -> None:
         self._sock = sock
         self._opener = opener
 
@@ -96,7 +96,7 @@ class OpenedStream:
         return count
 
 
-def writer_of(sock: Stream, keys: Keys | None) -> Writer:
+def writer_of(sock: BareSocket, keys: Keys | None) -> Writer:
     if keys is None:
         return PlainWriter(sock)
     return SealedWriter(sock, Sealer(keys.sending, keys.encrypts))
@@ -109,7 +109,7 @@ def source_of(sock: S, keys: Keys | None) -> S | OpenedStream:
     return OpenedStream(sock, Opener(keys.receiving, keys.encrypts))
 
 
-def _write_some(sock: Stream, rest: list[memoryview]) -> bool:
+def _write_some(sock: BareSocket, rest: list[memoryview]) -> bool:
     """Write what the kernel takes now, and cut it off the front of `rest`.
 
     Ctrl-C comes before or after both, never in between; see `uninterrupted`.
