@@ -8,6 +8,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -438,8 +439,13 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_new_certificate(
     assert group.ask(me, "w1") is None
 
 
+@pytest.mark.parametrize("looks", range(6))
 def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certificate(
-    authority: Authority, tmp_path: Path, store: HashStore, monkeypatch: pytest.MonkeyPatch
+    authority: Authority,
+    tmp_path: Path,
+    store: HashStore,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: int,
 ) -> None:
     monkeypatch.setattr(rendezvous, "_RENEWAL_LIMIT", PATIENCE)
     me, newcomer = worker("w1", 1), worker("w2", 2)
@@ -452,21 +458,15 @@ def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certific
     for path, other in zip(files, (renewed.cert, renewed.key, renewed.ca), strict=True):
         Path(path).write_bytes(Path(other).read_bytes())
         os.utime(path, (1, 1))  # the clock of a file system may stand for some milliseconds
-    found: list[Worker | None] = []
-    looked = threading.Event()
-    read = second._board.read
+    read, so_far = second._board.read, count()
 
     def look(*args: Any) -> Any:
-        looked.set()
+        if next(so_far) == looks:
+            group.ask(me, "w1")
         return read(*args)
 
     second._board.read = look  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: found.append(second.ask(newcomer, "w1")))
-    thread.start()
-    assert looked.wait(PATIENCE)
-    group.ask(me, "w1")
-    thread.join(PATIENCE)
-    assert found == [me]
+    assert second.ask(newcomer, "w1") == me
 
 
 def test_a_new_certificate_is_noticed_long_before_the_store_is_reminded() -> None:

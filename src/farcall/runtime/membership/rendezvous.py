@@ -200,9 +200,13 @@ class Rendezvous:
                 self._sign_again(me)
             return self.find(name_or_id)
         found = self.find(name_or_id)
-        while found is None and self._may_be_signed_anew(name_or_id):
-            self._given_up.wait(_RENEWAL_PAUSE)
-            found = self.find(name_or_id)
+        while found is None and self._signed_with:  # secrets are not renewed
+            may_come = self._may_be_signed_anew(name_or_id)
+            found = self.find(name_or_id)  # the record may have been signed just before that look
+            if not may_come:
+                break
+            if found is None:
+                self._given_up.wait(_RENEWAL_PAUSE)
         if found is not None:
             self._claimed_until.pop(name_or_id, None)
         return found
@@ -216,8 +220,6 @@ class Rendezvous:
 
     def _may_be_signed_anew(self, name_or_id: str | int) -> bool:
         """Return whether a worker is up by a record that is not believed, for a while only."""
-        if not self._signed_with:
-            return False  # secrets are not renewed
         kind = "name" if isinstance(name_or_id, str) else "rank"
         claim = self._board.read(f"{kind}/{name_or_id}", RECORD).claim
         if claim is None or claim.state != "up":
