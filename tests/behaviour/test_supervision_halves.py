@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from behaviour.helpers import PATIENCE, wait_until
 from farcall import rpc
+from farcall.protocol.succession import Term
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import searching
 from farcall.supervision.handlers import supervisors_of
@@ -38,6 +40,11 @@ class Split:
             one.losses.lose(one.directory.resolve(other.me.name), "the network is cut")
         for one, other in self.pairs:
             wait_until(lambda one=one, other=other: other.directory.known(one.me.name) is None)
+        for agent in (*halves[0], *halves[1]):  # hears what was under way
+            wait_until(lambda agent=agent: not agent.coordinator.going_on)
+            heard = threading.Event()
+            agent.group.later.post(heard.set)
+            assert heard.wait(PATIENCE)
 
     def _block(self, monkeypatch: pytest.MonkeyPatch, agent: Agent, name: str) -> None:
         connect = agent.endpoint.connect
@@ -68,6 +75,15 @@ def leaders(agents: list[Agent]) -> list[str]:
     ]
 
 
+def is_settled(half: list[Agent]) -> bool:
+    """Return whether these know one supervisor, which is one of them, and have one object."""
+    states = [supervisors_of(agent).state_of(NAME) for agent in half]
+    known = {(state.order, state.leader_id) for state in states if state is not None}
+    leading = [agent.me.id for agent in half if leaders([agent])]
+    is_one = len(known) == len(leading) == copies(half) == 1
+    return is_one and next(iter(known))[1] == leading[0]
+
+
 def copies(agents: list[Agent]) -> int:
     return sum(agent.names.find(NAME) is not None for agent in agents)
 
@@ -76,6 +92,13 @@ def epoch(agent: Agent) -> int:
     """Return the number of supervisors so far, as a worker knows."""
     state = supervisors_of(agent).state_of(NAME)
     return 0 if state is None else state.epoch
+
+
+def term(half: list[Agent]) -> Term:
+    """Return the term that a half is in."""
+    state = supervisors_of(half[0]).state_of(NAME)
+    assert state is not None
+    return state.term
 
 
 def count_kept(agent: Agent) -> int:
@@ -109,14 +132,13 @@ def test_halves_that_meet_again_have_one_supervisor_and_one_object(
     wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
     split = Split(monkeypatch, agents[:2], agents[2:])
     # In the other half that one takes over which became a keeper first. If w1 hears of it before
-    # it is cut off, it takes over from that one: so either half may win.
-    wait_until(lambda: len(leaders(agents[:2])) == len(leaders(agents[2:])) == 1)
-    wait_until(lambda: copies(agents[:2]) == copies(agents[2:]) == 1)
-    assert follower.rpc_sync().add() == 2
+    # it is cut off, it takes over from that one, and makes the object again: either half may win.
+    wait_until(lambda: is_settled(agents[:2]) and is_settled(agents[2:]))
+    is_first = follower.rpc_sync().add() == 2
     split.heal()
     wait_until(lambda: len(leaders(agents)) == copies(agents) == 1)
     wait_until(lambda: all(sorted(keepers(agent)) == ["w0", "w1", "w2", "w3"] for agent in agents))
-    if copies([agents[1]]):
+    if copies([agents[1]]) and is_first:
         assert plain.rpc_sync().add() == 3
     else:
         with pytest.raises(rpc.OwnerDied):
@@ -130,33 +152,38 @@ def test_half_that_loses_drops_what_it_has_made_again_and_its_snapshots_do_not_c
 ) -> None:
     w0, *others, w3 = agents = start(4)
     for _ in range(100):
-        follower = rpc.supervise(Counter, on="w3", name=NAME, snapshot=0.02, follow=True)
+        rpc.supervise(Counter, on="w3", name=NAME, snapshot=0.02)
         wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
         if keepers(w0)[1] != "w3":
             break
         rpc.kill(rpc.get_object(NAME))
         wait_until(lambda: not leaders(agents))
     splits = [Split(monkeypatch, [w0], others)]
-    wait_until(lambda: epoch(w3) == 2)  # of the other half: w3 takes over from there
+    # Of the other half. If w3 hears no more before it is cut off, it takes over from there: its
+    # half is in the higher epoch then, and the other one has made the object again.
+    wait_until(lambda: epoch(w3) >= 2)
     splits.append(Split(monkeypatch, [w3], others))
-    wait_until(lambda: leaders([w0, w3]) == ["w3"] and len(leaders(others)) == 1)
-    wait_until(lambda: copies(others) == 1)
-    with acting_as(others[0]):  # the second generation, of the second epoch
+    halves = [w0, w3], others
+    wait_until(lambda: all(map(is_settled, halves)))
+    loser, winner = sorted(halves, key=term)
+    with acting_as(loser[0]):
         assert rpc.get_object(NAME, follow=True).rpc_sync().add(100) == 100
-        loser = rpc.get_object(NAME)  # keeps it, unless it is dropped
-    wait_until(lambda: any(count_kept(agent) == 100 for agent in others))
-    assert follower.rpc_sync().add(7) == 7  # the first generation, of the third epoch
+        lost = rpc.get_object(NAME)  # keeps it, unless it is dropped
+    wait_until(lambda: any(count_kept(agent) == 100 for agent in loser))
+    with acting_as(winner[0]):
+        assert rpc.get_object(NAME, follow=True).rpc_sync().add(7) == 7
     for split in splits:
         split.heal()
-    wait_until(lambda: leaders(agents) == ["w3"] and copies(agents) == copies([w3]) == 1)
-    with acting_as(others[0]), pytest.raises(rpc.OwnerDied):
-        loser.rpc_sync().add()
+    wait_until(lambda: len(leaders(winner)) == len(leaders(agents)) == 1)
+    wait_until(lambda: copies(winner) == copies(agents) == 1)
+    with acting_as(loser[0]), pytest.raises(rpc.OwnerDied):
+        lost.rpc_sync().add()
     wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
-    wait_until(lambda: count_kept(w0) == 7 and any(count_kept(agent) == 7 for agent in others))
-    w0.close()
-    w3.close()
-    wait_until(lambda: len(leaders(others)) == copies(others) == 1)
-    with acting_as(others[0]):
+    wait_until(lambda: any(count_kept(agent) == 7 for agent in loser))
+    for agent in winner:
+        agent.close()
+    wait_until(lambda: len(leaders(loser)) == copies(loser) == 1)
+    with acting_as(loser[0]):
         assert rpc.get_object(NAME, follow=True).rpc_sync(retry=5).add() == 8
 
 
@@ -168,13 +195,14 @@ def test_half_hears_that_the_object_was_killed_in_the_other_half_that_wins(
     agents = start(4)
     follower = rpc.supervise(Counter, on="w1", name=NAME, follow=True)
     wait_until(lambda: all(len(keepers(agent)) == 4 for agent in agents))
-    # The supervisor is cut off last, so that it stays in the epoch that loses.
-    split = Split(monkeypatch, agents[1::-1], agents[2:])
-    wait_until(lambda: leaders(agents[:2]) == ["w0"] and copies(agents[2:]) == 1)
-    with acting_as(agents[2]):
+    halves = agents[:2], agents[2:]
+    split = Split(monkeypatch, *halves)
+    wait_until(lambda: all(map(is_settled, halves)))
+    loser, winner = sorted(halves, key=term)
+    with acting_as(winner[0]):
         rpc.kill(rpc.get_object(NAME))
-    wait_until(lambda: copies(agents[2:]) == 0 and not leaders(agents[2:]))
-    assert follower.rpc_sync().add() == 1
+    wait_until(lambda: copies(winner) == 0 and not leaders(winner))
+    assert is_settled(loser)
     split.heal()
     wait_until(lambda: copies(agents) == 0 and not leaders(agents))
     with pytest.raises(rpc.Cancelled, match="was killed"):

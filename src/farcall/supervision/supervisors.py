@@ -338,7 +338,8 @@ class Supervisors:
         """Ask the successor of a supervisor that is gone for its last state.
 
         Two workers that have heard different states may take each other for the successor, so it
-        is told of this one, too.
+        is told of this one, too. With the plan, if it is here: one that heard of an end, which the
+        supervisor before did not, has dropped its own.
         """
         state, at = plan.state, (plan.state.term, first)
         if state.is_over or first == state.keepers[0] or plan.consulted == at:
@@ -348,15 +349,29 @@ class Supervisors:
             is_first = original(peer.incarnation) == first[1]
             if is_first and peer.worker is not self._agent.me:
                 self._ask(peer.name, self._remote.state_of, (state.names[0],), self._on_answer)
-                bare = partial(self._tell_barely, peer.name, state)
-                self._ask(peer.name, self._remote.hear, (state.plain(), False), bare)
+                bare = partial(self._tell_barely, peer.name, plan.spec, state)
+                self._tell_successor(peer.name, plan.spec, state.plain(), bare)
 
-    def _tell_barely(self, to: str, state: State, answer: torch.futures.Future[Any]) -> None:
+    def _tell_barely(
+        self, to: str, spec: Spec | None, state: State, answer: torch.futures.Future[Any]
+    ) -> None:
         """Tell a worker of a state that it could not take: it has not met an owner."""
         try:
             answer.value()
         except Exception:
-            self._ask(to, self._remote.hear, (state.plain(is_bare=True), False), lambda _: None)
+            self._tell_successor(to, spec, state.plain(is_bare=True), lambda _: None)
+
+    def _tell_successor(
+        self,
+        to: str,
+        spec: Spec | None,
+        plain: tuple[Any, ...],
+        done: Callable[[torch.futures.Future[Any]], None],
+    ) -> None:
+        if spec is None:
+            self._ask(to, self._remote.hear, (plain, False), done)
+        else:
+            self._ask(to, self._remote.adopt, (spec.plain(), plain), done)
 
     def _exchange(self, plan: _Plan) -> None:
         """Tell those that were lost by mistake, and met again, of the state here, and ask them."""

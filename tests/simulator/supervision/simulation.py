@@ -14,6 +14,7 @@ SUP-6 No supervisor takes over, or makes a child from, a snapshot of an earlier 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -239,13 +240,19 @@ class _SupervisionSchedule(Schedule):
             if meeting is not None and number == first[1]:
                 self._ask(member, number, self._state_of, member.take)
                 bare = partial(self._tell_barely, member, number, state)
-                serve = partial(self.heard, plain=state.plain())
-                self.group.call(member, number, serve, bare)
+                self._tell_successor(member, number, state.plain(), bare)
 
     def _tell_barely(self, member: Member, to: int, state: State, answer: object) -> None:
         if isinstance(answer, Unreachable):
-            serve = partial(self.heard, plain=state.plain(is_bare=True))
-            self.group.call(member, to, serve)
+            self._tell_successor(member, to, state.plain(is_bare=True), lambda _: None)
+
+    def _tell_successor(
+        self, member: Member, to: int, plain: Any, done: Callable[[Any], None]
+    ) -> None:
+        serve = partial(self.heard, plain=plain)
+        if member.can_lead:
+            serve = partial(self.adopt, plain=plain, keeper=self.group.members[to].keeper)
+        self.group.call(member, to, serve, done)
 
     def _exchange(self, member: Member, state: State) -> None:
         for number, meeting in member.meetings.items():
