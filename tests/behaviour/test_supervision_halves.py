@@ -40,7 +40,7 @@ class Split:
             one.losses.lose(one.directory.resolve(other.me.name), "the network is cut")
         for one, other in self.pairs:
             wait_until(lambda one=one, other=other: other.directory.known(one.me.name) is None)
-        for agent in (*halves[0], *halves[1]):  # hears what was under way
+        for agent in (*halves[0], *halves[1]):  # hears the news that were under way
             wait_until(lambda agent=agent: not agent.coordinator.going_on)
             heard = threading.Event()
             agent.group.later.post(heard.set)
