@@ -107,10 +107,10 @@ QUERIES = {
     "RefTables.owner_of",
     "RefTables.state",
     "Refs.take",
-    "Standing.children",
-    "Standing.is_over",
-    "Standing.term",
     "RefTables.void_cause",
+    "SupervisionStanding.children",
+    "SupervisionStanding.is_over",
+    "SupervisionStanding.term",
 }
 
 

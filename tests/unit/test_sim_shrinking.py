@@ -18,6 +18,7 @@ PLANTED = [
     Chosen("connecting", "never-counts-silence"),
     Chosen("termination", "waits-for-the-dead"),
     Chosen("directory", "lost-keeps-names"),
+    Chosen("supervision", "higher-generation-stays"),
     Chosen("agents", "leaves-sockets-open"),
 ]
 
