@@ -28,6 +28,7 @@ from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.handshake import Met
+from farcall.transport.connect.visitors import Visitor
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
@@ -152,9 +153,11 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dial, shake = dialling.dial, handshake.connect
+    shaken = threading.Event()
 
     def shake_until_late(*args: Any, **options: Any) -> Met:
         met = shake(*args, **{**options, "deadline": soon()})
+        shaken.set()
         while time.monotonic() < deadline:
             pass
         return met
@@ -162,8 +165,16 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
     monkeypatch.setattr(dialling, "dial", lambda url, *_: dial(url, PATIENCE, PATIENCE))
     monkeypatch.setattr(handshake, "connect", shake_until_late)
     near, distant = side("near"), side("distant")
-    deadline = time.monotonic() + 0.01
-    link = near.connect(distant, deadline)
+    link = None
+    for seconds in (0.0, 0.01, 0.1, 1.0, PATIENCE):  # a slow machine shakes hands later than that
+        deadline = time.monotonic() + seconds
+        try:
+            link = near.connect(distant, deadline)
+        except TimeoutError:
+            assert not shaken.is_set()
+        if link is not None:
+            break
+    assert link is not None
     assert link.started == 1
     assert link.connection.deadline > deadline + 1  # time enough for `open_link`
 
@@ -322,7 +333,7 @@ def test_closing_ends_a_dial_that_begins_again_and_again(side: SideMaker, thread
 
 
 def test_closing_ends_an_open_link_that_waits_for_its_peer(side: SideMaker) -> None:
-    waiting = threading.Event()
+    waiting, handed_back = threading.Event(), threading.Event()
 
     def open_link(connection: Connection) -> BareLink:
         link = BareLink(connection)
@@ -332,8 +343,23 @@ def test_closing_ends_an_open_link_that_waits_for_its_peer(side: SideMaker) -> N
         return link
 
     near, distant = side("near"), side("distant", open_link)
+    acceptor, take_in = distant.connections._acceptor, distant.connections._take_in
+    take_back = acceptor.take_back
+
+    def take_back_late(visitor: Visitor) -> None:
+        take_back(visitor)
+        assert waiting.wait(PATIENCE)  # another thread has it
+
+    def take_in_once(visitor: Visitor) -> None:
+        take_in(visitor)
+        handed_back.set()
+
+    acceptor.take_back = take_back_late  # type: ignore[method-assign]
+    distant.connections._take_in = take_in_once  # type: ignore[method-assign]
     link = near.connect(distant)
     assert waiting.wait(PATIENCE)
+    assert handed_back.wait(PATIENCE)
+    assert len(distant.connections._shaking) == 1
     assert distant.connections.close()
     assert distant.connections.links() == []
     assert not distant.connections.close()

@@ -252,55 +252,57 @@ class Connections(Generic[L]):
         addresses.tune(sock)
         if not addresses.is_unix(sock):
             dark_hosts.limit(sock, self._listening.dead_host_timeout)
-        terms = self._credentials.over(sock)
-        return Guest(self.me, terms, self._listening, self._joinable)
+        return Guest(self.me, self._credentials.over(sock), self._listening, self._joinable)
 
     def _on_proven(self, visitor: Visitor) -> None:
         with self._lock:
             self._shaking.add(visitor.sock)
         if self._closed or not self._background.run(partial(self._take_in, visitor)):
+            self._no_longer_shakes(visitor.sock)
             visitor.sock.close()
             visitor.guest.turn_away()
 
+    def _no_longer_shakes(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._shaking.discard(sock)
+
     def _take_in(self, visitor: Visitor) -> None:
-        sock, guest, conversation = visitor.sock, visitor.guest, visitor.conversation
+        conversation, goes_back = visitor.conversation, False
         try:
             if not conversation.is_over:
                 conversation.go_on()
-                if not conversation.is_trusted:
-                    self._acceptor.take_back(visitor)
-                    return
-            until = time.monotonic() + ESTABLISH_SECONDS
-            worker, keys = drive(sock, conversation, until)
-            if worker.asks:
-                is_near = addresses.is_unix(sock)
-                self._askers.take(sock, keys, visitor.who if is_near else visitor.origin)
-                return
-            if worker.joins:
-                self._add(self._joinable.wait_for(worker, until), sock, keys)
-                return
-            path = f"{'unix' if addresses.is_unix(sock) else 'tcp'} from {visitor.who}"
-            streams = multi_stream.streams_of(guest.me, worker, worker.link)
+                goes_back = not conversation.is_trusted
+            if not goes_back:
+                self._let_in(visitor)
+        except OSError as error:  # LinkError is one
+            visitor.sock.close()
+            visitor.guest.turn_away()
+            # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
+            is_usual = self._closed or visitor.guest.reason is not None or isinstance(error, Ended)
+            level = logging.DEBUG if is_usual else logging.WARNING
+            said = "refused a connection from %s: %s"
+            self._strangers.log(visitor.origin, level, said, visitor.who, error)
+        finally:
+            self._no_longer_shakes(visitor.sock)
+        if goes_back:  # at once it may come to another thread, which notes that it shakes hands
+            self._acceptor.take_back(visitor)
+
+    def _let_in(self, visitor: Visitor) -> None:
+        sock, until = visitor.sock, time.monotonic() + ESTABLISH_SECONDS
+        is_near = addresses.is_unix(sock)
+        worker, keys = drive(sock, visitor.conversation, until)
+        if worker.asks:
+            self._askers.take(sock, keys, visitor.who if is_near else visitor.origin)
+        elif worker.joins:
+            self._add(self._joinable.wait_for(worker, until), sock, keys)
+        else:
+            path = f"{'unix' if is_near else 'tcp'} from {visitor.who}"
+            streams = multi_stream.streams_of(visitor.guest.me, worker, worker.link)
             link = self._keep(
                 Connection(sock, _as_met(worker), path, False, until, streams, keys=keys)
             )
             if streams > 1:
                 self._joinable.opened(worker.link, link)
-        except OSError as error:  # LinkError is one
-            sock.close()
-            guest.turn_away()
-            # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
-            is_usual = guest.reason is not None or self._closed or isinstance(error, Ended)
-            self._strangers.log(
-                visitor.origin,
-                logging.DEBUG if is_usual else logging.WARNING,
-                "refused a connection from %s: %s",
-                visitor.who,
-                error,
-            )
-        finally:
-            with self._lock:
-                self._shaking.discard(sock)
 
     # More connections for a link.
 
@@ -333,8 +335,7 @@ class Connections(Generic[L]):
             sock.close()
             logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
         finally:
-            with self._lock:
-                self._shaking.discard(sock)
+            self._no_longer_shakes(sock)
 
     def _add(self, link: L, sock: socket.socket, keys: Keys | None) -> None:
         connection = self._hosts.note(sock)
@@ -407,10 +408,9 @@ class Connections(Generic[L]):
     # Ending.
 
     def close(self) -> bool:
-        """Stop listening, and end handshakes. Afterwards no new link comes: lose those there are.
+        """Stop listening, and end handshakes; return whether this call did it, and none before.
 
-        Returns:
-            Whether this call did it; an earlier one may have.
+        Afterwards no new link comes: lose those there are.
         """
         with self._lock:
             if self._closed:
