@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hostile_reports import pytest_runtest_makereport  # noqa: F401
 from marks import Watch, broken_promise, marks_of
-from zygote import WarmStarts
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -46,18 +45,6 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "fast":
         config.pluginmanager.register(KeepsFast(), "keeps-fast")
-
-
-_warm_starts = WarmStarts()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Give a test with the marker `warm`, and its fixtures, warm starts; not with `cold`."""
-    if item.get_closest_marker("warm") is None or item.get_closest_marker("cold") is not None:
-        return (yield)
-    with _warm_starts.given():
-        return (yield)
 
 
 class KeepsFast:

@@ -35,16 +35,10 @@ UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
     **{f"test_{name}.py": ("network",) for name in OPENS_SOCKETS.split()},
 }
 
-# Files whose programs start from a zygote (tests/zygote.py): what these tests promise is not about
-# imports, nor about what Python or torch read before a program begins.
-START_WARM = "docs group_scripts launch launch_page program_end programs unreachable_stores zygote"
-WARM = frozenset(f"test_{name}.py" for name in START_WARM.split())
-
 
 def marks_of(path: PurePath) -> tuple[str, ...]:
     """Return the names of the markers of the tests in a file."""
-    marks = UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
-    return (*marks, "warm") if path.name in WARM else marks
+    return UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
 
 
 # Python's audit events of what a fast test does not do. C++ of ours raises none.
