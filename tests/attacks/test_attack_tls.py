@@ -19,7 +19,7 @@ import tls_scripts
 from certificates import Authority
 from crew import Crew, Member, call, join, leave_all
 from patience import PATIENCE
-from test_attack_floods import BUDGET, count_lines, first_call, limit_descriptors, lines
+from test_attack_floods import BUDGET, DESCRIPTORS, first_call
 from tls_scripts import AFTERWARDS, CLIENTS, ENDS_LATE, SERVERS, WAIT, Certified, Peer, Script
 
 from farcall.errors import FarcallError
@@ -127,8 +127,8 @@ def members(crew: Crew, transport: str, setting: Setting) -> Iterator[list[Membe
     """Return w0, w1 and w2, which meet over TCP only and have not yet called each other."""
     environment = {"FARCALL_TRANSPORTS": transport, **setting.environment}
     made = [crew.member(f"w{rank}", **environment) for rank in range(3)]
-    made[0].run(limit_descriptors)
-    made[0].run(count_lines)
+    made[0].run(honest.limit_descriptors, DESCRIPTORS)
+    made[0].run(honest.count_lines)
     for rank, member in enumerate(made):
         options = {"listen": "127.0.0.1", "paths": ("tcp",)}
         member.start(join, member.name, rank, 3, crew.init_method, **options)
@@ -163,7 +163,7 @@ def test_member_gets_in_and_files_open_while_hostile_clients_of_tls_are_there(
     for stranger in strangers:
         assert min(stranger.result().values()) > 0
     assert victim.run(honest.peak_bytes) - memory < GROWTH
-    said = victim.run(lines)
+    said = victim.run(honest.lines)
     assert len(said) <= LINES * (2 + minutes_of(said)), said
     assert first.run(call, "w0", operator.add, 1, 2) == 3
 
@@ -188,7 +188,7 @@ def test_call_to_a_hostile_server_of_tls_ends_in_time_and_costs_little(
     environment = {"FARCALL_SECRET": honest.SECRET, "FARCALL_TRANSPORTS": transport}
     worker, other = (crew.member(name, **environment) for name in ("w0", "w1"))
     for member in (worker, other):
-        member.run(limit_descriptors)
+        member.run(honest.limit_descriptors, DESCRIPTORS)
         options = {"listen": "127.0.0.1", "paths": ("tcp",)}
         member.run(join, member.name, -1, None, crew.init_method, **options)
     hostile = crew.member("hostile")
