@@ -39,10 +39,11 @@ def flood(port: int, count: int) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(stranger(port, number)) for number in range(count)]
 
 
-def start(crew: Crew, transport: str) -> list[Member]:
+def start(crew: Crew, transport: str, **environment: str) -> list[Member]:
     """Return w0, w1 and w2, which meet over TCP only and have not yet called each other."""
-    environment = {"FARCALL_SECRET": honest.SECRET, "FARCALL_TRANSPORTS": transport}
-    members = [crew.member(f"w{rank}", **environment) for rank in range(3)]
+    environment = environment or {"FARCALL_SECRET": honest.SECRET}
+    names = [f"w{rank}" for rank in range(3)]
+    members = [crew.member(name, FARCALL_TRANSPORTS=transport, **environment) for name in names]
     members[0].run(honest.limit_descriptors, DESCRIPTORS)
     members[0].run(honest.count_lines)
     for rank, member in enumerate(members):

@@ -19,7 +19,7 @@ import tls_scripts
 from certificates import Authority
 from crew import Crew, Member, call, join, leave_all
 from patience import PATIENCE
-from test_attack_floods import BUDGET, DESCRIPTORS, first_call
+from test_attack_floods import BUDGET, DESCRIPTORS, first_call, start
 from tls_scripts import AFTERWARDS, CLIENTS, ENDS_LATE, SERVERS, WAIT, Certified, Peer, Script
 
 from farcall.errors import FarcallError
@@ -124,16 +124,7 @@ def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Setting:
 
 @pytest.fixture
 def members(crew: Crew, transport: str, setting: Setting) -> Iterator[list[Member]]:
-    """Return w0, w1 and w2, which meet over TCP only and have not yet called each other."""
-    environment = {"FARCALL_TRANSPORTS": transport, **setting.environment}
-    made = [crew.member(f"w{rank}", **environment) for rank in range(3)]
-    made[0].run(honest.limit_descriptors, DESCRIPTORS)
-    made[0].run(honest.count_lines)
-    for rank, member in enumerate(made):
-        options = {"listen": "127.0.0.1", "paths": ("tcp",)}
-        member.start(join, member.name, rank, 3, crew.init_method, **options)
-    for member in made:
-        member.result()
+    made = start(crew, transport, **setting.environment)
     yield made
     leave_all(*made)
 
