@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
 
 
 @pytest.mark.usefixtures("agents")
-@pytest.mark.parametrize("to", ["w1", 1, rpc.WorkerInfo("w1", 1)])
+@pytest.mark.parametrize("to", ["w1", 1, rpc.WorkerInfo("w1", 1), np.str_("w1"), np.int64(1)])
 def test_calls_go_out_in_order_when_the_store_has_answered(store: Store, to: Any) -> None:
     tensor, numbers = torch.ones(20_000), [1]
     futures = [rpc.rpc_async(to, echo, args=(tensor,)), rpc.rpc_async(to, echo, args=(numbers,))]

@@ -22,7 +22,7 @@ from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
 from farcall.runtime.context import CallContext, current_context, set_context
 from farcall.runtime.gradients import Gradients
 from farcall.runtime.machine import Machine
-from farcall.runtime.membership.directory import Directory
+from farcall.runtime.membership.directory import Directory, plain_key
 from farcall.runtime.membership.inquiries import Look
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
@@ -274,4 +274,7 @@ class LaterCalls:
 
 def key_of(to: To) -> str | int:
     """Return the key at which calls of a worker named so wait, in their order: see `Inquiries`."""
-    return to if isinstance(to, str | int) else to.name
+    if isinstance(to, Peer):
+        return to.name
+    key = plain_key(to)
+    return key.name if isinstance(key, WorkerInfo) else key

@@ -15,7 +15,7 @@ from farcall.ids import Worker, WorkerInfo, original
 from farcall.log import get_logger
 from farcall.plain import plain_text, whole_number
 from farcall.protocol.admission import Bounds
-from farcall.protocol.directory import KEY_TYPES, DirectoryMachine, News, Standing, Verdict
+from farcall.protocol.directory import DirectoryMachine, News, Standing, Verdict
 from farcall.protocol.worker import Calls
 from farcall.runtime.membership.lookup import LOOKUP_SECONDS, NotAsked
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
@@ -130,7 +130,13 @@ class Directory:
 
     def can_ask(self, to: object) -> bool:
         """Return whether the rendezvous can be asked for a worker named so."""
-        return self._find is not None and type(to) in KEY_TYPES
+        if self._find is None:
+            return False
+        try:
+            plain_key(to)
+        except UnknownWorker:
+            return False
+        return True
 
     def resolve(self, to: str | int | WorkerInfo, seconds: float = LOOKUP_SECONDS) -> Peer:
         """Return the live worker of that name, id or info.
@@ -148,7 +154,7 @@ class Directory:
 
     def look_up(self, to: object, deadline: float) -> Peer:
         """`resolve` for one that is not `known`, with a deadline in `time.monotonic()` seconds."""
-        to = _plain_key(to)
+        to = plain_key(to)
         found, worker, doubt = self._machine.resolve(to), None, ""
         if found.standing is Standing.ASK:
             try:
@@ -218,7 +224,7 @@ class Directory:
             return self._machine.parties()
 
 
-def _plain_key(to: object) -> str | int | WorkerInfo:
+def plain_key(to: object) -> str | int | WorkerInfo:
     """Return what a worker is named by, of a type that the machine knows.
 
     Raises:
