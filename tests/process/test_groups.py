@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -168,17 +169,10 @@ def test_map_gives_work_to_whoever_is_free(group: Group) -> None:
 
 
 def test_map_raises_the_error_of_the_first_item_that_failed(group: Group) -> None:
-    taken = []
-
-    def items() -> Iterator[int]:
-        for number in range(1000):
-            taken.append(number)
-            yield number
-
+    """The items have no end: `map` returns because it hands out none after the failure."""
     with pytest.raises(ValueError, match="two") as caught:
-        group.map(fail_at_two, items())
+        group.map(fail_at_two, itertools.count())
     assert any("item 2 of map, on 'worker" in note for note in caught.value.__notes__)
-    assert len(taken) < 10
 
 
 def test_all_raise_the_error_of_the_first_worker_that_failed(group: Group) -> None:
