@@ -169,7 +169,7 @@ def test_map_gives_work_to_whoever_is_free(group: Group) -> None:
 
 
 def test_map_raises_the_error_of_the_first_item_that_failed(group: Group) -> None:
-    """The items have no end: `map` returns because it hands out none after the failure."""
+    """Hand out items without end: `map` returns only if it stops at the failure."""
     with pytest.raises(ValueError, match="two") as caught:
         group.map(fail_at_two, itertools.count())
     assert any("item 2 of map, on 'worker" in note for note in caught.value.__notes__)
