@@ -177,8 +177,7 @@ def _after_fork_in_child() -> None:
     agents: set[Agent | None] = {default_agent(), context and context.agent}
     for agent in agents - {None}:
         assert agent is not None
-        agent.executor.collecting.close_after_fork(agent.me.name)
-        agent.endpoint.close_after_fork()
+        agent.close_after_fork()
     set_default_agent(None)
     set_context(None)
 

@@ -12,6 +12,20 @@ from typing import Any
 BUFFER_SIZE = 64  # bytes, twice what C's `struct _pthread_cleanup_buffer` has
 
 
+class _ThreadKind(threading.local):
+    """The calling thread: whether it is a `FarcallThread`."""
+
+    is_farcalls = False
+
+
+_here = _ThreadKind()
+
+
+def is_farcall_thread() -> bool:
+    """Return whether the calling thread is one that farcall has started."""
+    return _here.is_farcalls
+
+
 def is_main_thread() -> bool:
     """Return whether this is the thread that Ctrl-C interrupts."""
     return threading.get_ident() == threading.main_thread().ident
@@ -32,6 +46,7 @@ class FarcallThread(threading.Thread):
 
     def run(self) -> None:
         """Run the target. Called by `start`."""
+        _here.is_farcalls = True
         with _parked_at_the_end():
             super().run()
 

@@ -1,11 +1,11 @@
-"""Calls end as ever while a handler of the program's, on the logger "farcall", always raises."""
+"""Calls end as ever while a handler of the program's always raises, or makes calls itself."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from farcall import rpc
 from farcall.errors import PeerLost, RemoteError, RpcTimeout, SerializationError
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import call_completion
+from farcall.runtime.current import set_default_agent
 
 KINDS = [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit]
 
@@ -37,19 +38,25 @@ def is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def handler(request: pytest.FixtureRequest) -> Iterator[Raising]:
-    """Attached before the workers start, at the level DEBUG."""
+def attached(handler: logging.Handler, level: int) -> Iterator[None]:
+    """Attach a handler while the rest of a test runs."""
     logger = logging.getLogger("farcall")
-    handler = Raising(request.param)
     before = logger.level, logger.propagate
-    logger.setLevel(logging.DEBUG)
+    logger.setLevel(level)
     logger.propagate = False
     logger.addHandler(handler)
-    yield handler
+    yield
     logger.removeHandler(handler)
     logger.setLevel(before[0])
     logger.propagate = before[1]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def handler(request: pytest.FixtureRequest) -> Iterator[Raising]:
+    """Attached before the workers start, at the level DEBUG."""
+    handler = Raising(request.param)
+    for _ in attached(handler, logging.DEBUG):
+        yield handler
 
 
 class Unsendable(Exception):
@@ -130,3 +137,108 @@ def test_timeouts_and_the_end(handler: Raising, pair: list[Agent], gate: Gate) -
         end.join(PATIENCE)
     assert not any(end.is_alive() for end in ends)
     assert all(agent.status.is_closed for agent in pair)
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "rpc_sync": lambda: rpc.rpc_sync("w1", fine, timeout=PATIENCE),
+    "rpc_async": lambda: rpc.rpc_async("w1", fine, timeout=PATIENCE).wait(),
+    "remote": lambda: rpc.remote("w1", fine, timeout=PATIENCE).to_here(PATIENCE),
+}
+LEVELS = [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR]
+
+
+class Calling(logging.Handler):
+    """Makes a call at each record, in whatever thread gets it, and waits for that."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.call = call
+        self.outcomes: list[type[BaseException] | None] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.call()
+        except BaseException as error:
+            self.outcomes.append(type(error))
+        else:
+            self.outcomes.append(None)
+
+    def check(self) -> None:
+        """Check that none of the calls has waited for what its own thread kept."""
+        assert rpc.RpcTimeout not in self.outcomes
+
+
+@pytest.fixture(
+    params=[*((way, logging.DEBUG) for way in CALLS), *(("rpc_sync", one) for one in LEVELS[1:])],
+    ids=lambda param: f"{param[0]}-{logging.getLevelName(param[1])}",
+)
+def calling(request: pytest.FixtureRequest) -> Iterator[Calling]:
+    """Attached before the workers start."""
+    way, level = request.param
+    handler = Calling(CALLS[way])
+    for _ in attached(handler, level):
+        yield handler
+    set_default_agent(None)
+
+
+def in_own_thread(run: Callable[[], object]) -> None:
+    """Run something in a thread that the program has started."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert errors == []
+
+
+def test_calls_that_a_handler_makes_hold_nothing_up(
+    calling: Calling, trio: list[Agent], gate: Gate
+) -> None:
+    set_default_agent(trio[0])
+    in_own_thread(lambda: rpc.rpc_sync("w1", fine))  # dials in that thread
+    assert rpc.remote("w2", fine).to_here() == "fine"
+    with pytest.raises(ValueError, match="as it should"):
+        rpc.rpc_sync("w1", fails)
+    rpc.rpc_async("w1", fails)  # nothing looks at its failure
+    waiting = rpc.rpc_async("w2", gate.wait)
+    gate.wait_for_arrivals()
+    trio[2].close("it fails", patience=0.0)
+    with pytest.raises(PeerLost):
+        waiting.wait()
+    with pytest.raises(PeerLost):
+        rpc.rpc_sync("w2", fine)
+    assert rpc.rpc_sync("w1", fine) == "fine"
+    gate.open()
+    ends = [threading.Thread(target=agent.shutdown, args=(True, PATIENCE)) for agent in trio[:2]]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(PATIENCE)
+    assert all(agent.status.is_closed for agent in trio)
+    calling.check()
+
+
+@pytest.mark.parametrize("where", ["main", "own"])
+def test_first_call_may_be_made_in_a_handler(
+    calling: Calling, pair: list[Agent], where: str
+) -> None:
+    """Handle a record of the program's own, while farcall logs that it dials."""
+    set_default_agent(pair[0])
+    logger = logging.getLogger("a program")
+    logger.addHandler(calling)
+    try:
+        if where == "main":
+            logger.error("something happened")
+        else:
+            in_own_thread(lambda: logger.error("something happened"))
+    finally:
+        logger.removeHandler(calling)
+    calling.check()
+    assert None in calling.outcomes

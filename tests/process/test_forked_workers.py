@@ -24,9 +24,12 @@ def test_forked_processes_never_act_as_the_worker_that_forked_them() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "threads wrong: {}",
+        "threads parent: 4",
         *(f"driver {line}" for line in OF_EACH),
         *(f"worker0 | worker {line}" for line in OF_EACH),
         "[0, 1, 7]",  # of children that come back from a called function
+        "[0, 1]",  # ... and from a callback
         "[1, 1]",
     ]
     assert "ValueError: in the child" in done.stderr

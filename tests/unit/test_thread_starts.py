@@ -138,6 +138,22 @@ class TestBriefThreads:
         assert sorted(done) == list(range(5))
         assert not threads.run(lambda: done.append(5))
 
+    def test_the_end_leaves_behind_what_does_not_end(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        threads = BriefThreads("brief", 2)
+        go_on, ended = threading.Event(), threading.Event()
+        threads.run(lambda: go_on.wait(PATIENCE) and ended.set())  # type: ignore[func-returns-value]
+        threads.close(0.01)
+        assert "left behind after 0.01 s, still at work: brief_1" in caplog.text
+        caplog.clear()
+        threads.close(0.0)
+        assert caplog.text == ""
+        go_on.set()
+        threads.close(PATIENCE)
+        assert ended.is_set()
+        assert caplog.text == ""
+
     def test_without_a_thread_another_does_it_or_the_caller(
         self, none_for: Callable[[str], list[str]]
     ) -> None:

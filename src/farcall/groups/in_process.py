@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,17 @@ from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
 from farcall.transport.brief_threads import Several
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
+
+_groups: weakref.WeakSet[Threads] = weakref.WeakSet()  # whose agents live in this process
+
+
+def _after_fork_in_child() -> None:
+    for threads in list(_groups):
+        threads.close_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _InProcessOptions(rpc.RpcBackendOptions):
@@ -72,6 +84,7 @@ class Threads:
             )
         finally:
             self._agents = starting.results()
+            _groups.add(self)
         for agent in (driver, *self._agents):
             agent.status.rpc_timeout = self._limit
         return driver
@@ -108,6 +121,11 @@ class Threads:
             rpc.shutdown(timeout=patience)
         finally:
             ending.results()
+
+    def close_after_fork(self) -> None:
+        """In a child that was forked: have no worker there, as `rpc` does with the driver."""
+        for agent in self._agents:
+            agent.close_after_fork()
 
     def close(self, patience: float) -> None:
         """Shut all agents down that are still there."""

@@ -19,7 +19,7 @@ import torch
 
 from farcall.errors import LinkError, RpcTimeout
 from farcall.ids import RefId, UnguessableNumbers, Worker
-from farcall.log import get_logger
+from farcall.log import get_logger, records_later
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls import intake
@@ -121,13 +121,8 @@ class Agent:
         self.endpoint = endpoint
         self.outboxes = Outboxes(me.name)
         self.idle_team = IdleTeam(me.name, enabled=limit_openmp_spin)
-        self.executor = executor = Executor(
-            me.name,
-            endpoint,
-            self,
-            num_worker_threads,
-            max_threads_of(max_threads, num_worker_threads),
-        )
+        threads = max_threads_of(max_threads, num_worker_threads)
+        self.executor = executor = Executor(me.name, endpoint, self, num_worker_threads, threads)
         loopback = LoopbackLink(me, executor.post)
         state: WorkerMachine[PendingCall, IncomingCall] = WorkerMachine(
             me.incarnation, UnguessableNumbers()
@@ -397,8 +392,13 @@ class Agent:
             # All of it or nothing: what Ctrl-C left undone would never be done.
             uninterrupted(lambda: self._close(reason, patience), f"farcall-end-{self.me.name}")
 
+    def close_after_fork(self) -> None:
+        """In a child that was forked: close what it inherited, and refuse to be used there."""
+        self.executor.collecting.close_after_fork(self.me.name)
+        self.endpoint.close_after_fork()
+
     def _close(self, reason: str, patience: float) -> None:
-        with self._closing:
+        with records_later(), self._closing:
             if self.status.is_closed:
                 return
             try:

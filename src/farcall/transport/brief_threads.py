@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -19,6 +18,8 @@ logger = get_logger("farcall.transport")
 
 T = TypeVar("T")
 Work = Callable[[], None]
+
+CLOSE_SECONDS = 10.0  # that work has which is under way when its threads are closed
 
 
 class BriefThreads:
@@ -50,28 +51,35 @@ class BriefThreads:
         Returns:
             Whether it is done, or will be. Not after `close`.
         """
+        refused: str | None = None
+        is_queued = False
         with self._lock:
             if self._closed:
                 return False
-            if len(self._threads) >= self._most or not self._has_started(work):
-                if self._threads:
-                    self._queue.append(work)
+            if len(self._threads) < self._most:
+                refused = self._start(work)
+                if refused is None:
                     return True
-            else:
-                return True
+            if self._threads:
+                self._queue.append(work)
+                is_queued = True
+        if refused is not None:  # without the lock: a handler of the log may need these threads
+            logger.debug("%s: %s", self._name, refused)
+        if is_queued:
+            return True
         if needed:
             self.do(work)
         return needed
 
-    def _has_started(self, work: Work) -> bool:
+    def _start(self, work: Work) -> str | None:
+        """Start a thread with this work; return why the system gives none. Lock held."""
         self._started += 1
         thread = FarcallThread(partial(self._work, work), f"{self._name}_{self._started}")
         self._threads.add(thread)
         refused = thread.try_start()
         if refused is not None:
             self._threads.discard(thread)
-            logger.debug("%s: %s", self._name, refused)
-        return refused is None
+        return refused
 
     def _work(self, first: Work) -> None:
         work: Work | None = first
@@ -89,15 +97,20 @@ class BriefThreads:
         except BaseException:
             logger.exception("%s: an internal error", self._name)
 
-    def close(self, seconds: float = math.inf) -> None:
-        """Take no more work, and wait for the end of what there is, but no longer than this."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Take no more work, and wait for the end of what there is, but no longer than this.
+
+        What has not ended by then is named in the log, unless `seconds` is 0.
+        """
         with self._lock:
             self._closed = True
-            threads = list(self._threads)
+            threads = [one for one in self._threads if one is not threading.current_thread()]
         until = time.monotonic() + seconds
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
+            thread.join(max(0.0, until - time.monotonic()))
+        left = [thread.name for thread in threads if thread.is_alive()]
+        if left and seconds:
+            logger.warning("left behind after %g s, still at work: %s", seconds, ", ".join(left))
 
 
 class Several(Generic[T]):

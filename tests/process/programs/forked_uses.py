@@ -1,11 +1,13 @@
 """A process that was forked from a worker must not act as that worker.
 
-Forks in the driver of a group, and in a function on a worker. The child uses whatever it
-has inherited. Prints what each use raised, then what the parent's own uses still give.
+Forks in the driver of a group, in a function on a worker, and in a process that has all workers.
+The child uses whatever it has inherited. Prints what each use raised, then what the parent's own
+uses still give.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -52,6 +54,7 @@ def uses(other: str) -> tuple[list[Any], dict[str, Callable[[], Any]]]:
     handle = farcall.spawn(other, Store)
     own = rpc.RRef([1])
     pending = rpc.rpc_async(other, wait, args=(1,))
+    behind = pending.then(lambda done: done.value())
     assert there.rpc_sync().get(2) == 2
     assert handle.get.sync(3) == 3
     options = rpc.RpcBackendOptions(init_method="tcp://127.0.0.1:0", insecure=True)
@@ -69,6 +72,11 @@ def uses(other: str) -> tuple[list[Any], dict[str, Callable[[], Any]]]:
         "handle": lambda: handle.get(1),
         "handle.sync": lambda: handle.get.sync(1),
         "future.wait": pending.wait,
+        "future.cancel": pending.cancel,
+        "await": lambda: asyncio.run(awaited(pending)),
+        "then": behind.wait,
+        "await then": lambda: asyncio.run(awaited(behind)),
+        "then of then": lambda: behind.then(print).wait(),
         "get_worker_info": lambda: rpc.get_worker_info(other),
         "workers": rpc.workers,
         "barrier": rpc.barrier,
@@ -77,6 +85,10 @@ def uses(other: str) -> tuple[list[Any], dict[str, Callable[[], Any]]]:
         "init_rpc": lambda: begin_anew(options),
     }
     return [there, handle, pending], found
+
+
+async def awaited(future: rpc.Future[Any]) -> Any:
+    return await future
 
 
 def begin_anew(options: rpc.RpcBackendOptions) -> None:
@@ -135,11 +147,57 @@ def come_back(how: str) -> int:
     return -1
 
 
+def come_back_from_callback(how: str) -> int:
+    """Return the exit code of a forked process that comes back from a callback of a future."""
+
+    def fork(_: object) -> int:
+        child = os.fork()
+        if not child and how == "raise":
+            raise ValueError("in the child")
+        return child
+
+    child = rpc.rpc_async("worker1", abs, args=(-1,)).then(fork).wait()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+KEPT: dict[str, Any] = {}  # of the workers of this process
+
+
+def keep(other: str) -> None:
+    """Keep what a worker of this process has."""
+    KEPT.update(
+        rref=rpc.remote(other, Store), own=rpc.RRef([1]), pending=rpc.rpc_async(other, wait, (1,))
+    )
+    KEPT["behind"] = KEPT["pending"].then(lambda done: done.value())
+
+
+def check_threads() -> None:
+    """Check that a child has none of the workers of a process that has all."""
+    with farcall.local(2, processes=False) as group:
+        group[0].call(keep, "worker1")
+        uses = {
+            "rpc_sync": lambda: KEPT["rref"].rpc_sync().get(1),
+            "to_here": KEPT["rref"].to_here,
+            "own": lambda: KEPT["own"].rpc_sync().copy(),
+            "wait": KEPT["pending"].wait,
+            "then": KEPT["behind"].wait,
+            "group": lambda: group[0].call(abs, -1),
+        }
+        outcomes = {name: in_child(use) for name, use in uses.items()}
+        wrong = {name: said for name, said in outcomes.items() if said != "NotInitialized"}
+        print("threads wrong:", wrong, flush=True)
+        print("threads parent:", int(KEPT["rref"].rpc_sync().get(4)), flush=True)
+        KEPT["pending"].cancel()
+        KEPT.clear()
+
+
 def main() -> None:
+    check_threads()
     with farcall.local(2) as group:
         check("driver", "worker1")
         group[0].call(check, "worker", "worker1")
         print([group[0].call(come_back, how) for how in ("return", "raise", "exit")])
+        print([group[0].call(come_back_from_callback, how) for how in ("return", "raise")])
         print(group.all.call(abs, -1))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from farcall.log import get_logger
+from farcall.runtime.threads.forked import call_ending_forks
 from farcall.runtime.threads.isolation import call_isolated
 from farcall.serde import text_of
 
@@ -119,7 +120,7 @@ class Callback:
         future, self._future = self._future, None
         try:
             if callback is not None:
-                callback(future)
+                call_ending_forks(callback, future)
         finally:
             self._others.remove(self)
             self._ended.release()

@@ -20,6 +20,7 @@ from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.context import CallContext, current_context, reset_context, set_context
 from farcall.runtime.threads.bell import Bell
 from farcall.runtime.threads.executor import Executor
+from farcall.runtime.threads.forked import call_ending_forks
 from farcall.serde import StoredError, hide_own_frames, message_of
 from farcall.threads import is_main_thread
 from farcall.torch_internals import Future as TorchFuture
@@ -68,6 +69,7 @@ class Future(torch.futures.Future[T]):
     # The user's code that made this, and the place in it, for the log.
     _made_by: CodeType | None = None
     _made_at = 0
+    # Of the agent whose call, or calls, complete this; None for a future of the user's own.
     executor: Executor | None = None
     # The call that this future stands for, if it is not the call's own: it is cancelled with it.
     call: Future[Any] | None = None
@@ -126,6 +128,12 @@ class Future(torch.futures.Future[T]):
             return wait()
         with context.agent.executor.waiting():
             return wait()
+
+    def _refuse_in_a_fork(self, what: str) -> None:
+        """Raise NotInitialized if this is pending in a process that nothing can complete it in."""
+        executor = self.executor
+        if executor is not None and executor.collecting.is_forked and not self.done():
+            executor.collecting.refuse(what)
 
     def _wait_interruptibly(self) -> Any:
         """Wait in the main thread: a handler of a signal may run meanwhile, and raise."""
@@ -187,12 +195,13 @@ class Future(torch.futures.Future[T]):
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         _check_callback(callback)
         result: Future[S] = Future()
+        result.executor = self.executor
         result.note_maker(sys._getframe(1))
 
         def run(_: object) -> None:
             failure = None
             try:
-                value = callback(self)
+                value = call_ending_forks(callback, self)
             except BaseException as error:
                 failure = error
             if result._is_cancelled:
@@ -248,9 +257,13 @@ class Future(torch.futures.Future[T]):
 
         Returns:
             False, without an effect, if the future is done.
+
+        Raises:
+            NotInitialized: this process was forked from the worker whose call it is.
         """
         if self.done():
             return False
+        self._refuse_in_a_fork("Future.cancel")
         self._is_cancelled = True
         if not self._cancel():
             self._is_cancelled = False
@@ -269,6 +282,7 @@ class Future(torch.futures.Future[T]):
         return self._is_cancelled
 
     def __await__(self) -> Generator[Any, None, T]:
+        self._refuse_in_a_fork("await")
         loop = asyncio.get_running_loop()
         bridge: asyncio.Future[None] = loop.create_future()
 

@@ -20,7 +20,7 @@ import msgspec
 
 from farcall.errors import AuthenticationFailed, LinkError, PeerLost
 from farcall.ids import meeting_of, next_incarnation
-from farcall.log import get_logger
+from farcall.log import get_logger, records_later
 from farcall.protocol.directory import Verdict
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
@@ -162,6 +162,7 @@ class Losses:
             # Else threads that wait for what Ctrl-C left undone would wait forever.
             uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
 
+    @records_later()
     def _lose(self, peer: Peer, cause: str) -> None:
         if peer.left is None and not self._status.is_closed:
             words = self.obituary(peer.name)

@@ -27,6 +27,7 @@ from farcall.runtime.membership.hosts import host_name
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.roll_call import RollCall
 from farcall.runtime.status import Status
+from farcall.runtime.threads.forked import call_ending_forks
 from farcall.transport.brief_threads import BriefThreads
 
 logger = get_logger("farcall")
@@ -167,7 +168,7 @@ class Roster:
             for listener in listeners:
                 try:
                     if listener.is_open:
-                        listener.hear(event)
+                        call_ending_forks(listener.hear, event)
                 except BaseException:
                     logger.exception(
                         "%s: %r raised when it was told of %s", self._me.name, listener.hear, event

@@ -60,7 +60,6 @@ logger = get_logger("farcall")
 MAX_IN_A_ROW = 32
 PAUSE_SECONDS = 0.01  # of the watchdog, when no thread can take the lead over
 
-
 _NO_WAIT = nullcontext()
 
 
@@ -412,6 +411,7 @@ class Executor:
     def _guard(self) -> None:
         """The watchdog: pass the lead on when the leader is busy for too long."""
         while notice := self._watch.wait():
+            self._followers.say_refused()
             if notice == Notice.STARVING:
                 self._look_after_queue()
                 continue

@@ -20,7 +20,9 @@ WARN_SECONDS = 60.0  # between two lines in the log about that
 
 
 class Followers:
-    """Threads that look for work. The executor holds its lock around every method but `sleep`.
+    """Threads that look for work.
+
+    The executor holds its lock around every method but `sleep` and `say_refused`.
 
     Args:
         name: of the worker.
@@ -47,6 +49,7 @@ class Followers:
         self.refused = ""
         self.refused_at = -math.inf
         self._warned_at = -math.inf
+        self._has_warning = False  # that is not in the log yet
         self._started = 0
         self._stopping = False
 
@@ -117,14 +120,20 @@ class Followers:
         self.threads.discard(thread)
         if now > self._warned_at + WARN_SECONDS:
             self._warned_at = now
+            self._has_warning = True
+        self.refused, self.refused_at = refused, now
+        return False
+
+    def say_refused(self) -> None:
+        """Warn if the system gave no thread. Without the lock: a handler may need these threads."""
+        if self._has_warning:
+            self._has_warning = False
             logger.warning(
                 "%s: the system gives no more than %d threads: %s; calls wait for these",
                 self._name,
                 len(self.threads),
-                refused,
+                self.refused,
             )
-        self.refused, self.refused_at = refused, now
-        return False
 
     def ended(self, *, woken: bool) -> None:
         """The calling thread ends; `woken` says that it did not look for work before."""

@@ -1,7 +1,9 @@
-"""A process that a called function has forked, and that returns from that function.
+"""A process that code of the user's has forked, and that comes back from that code.
 
-It has none of the agent's threads but the one that forked, and no links: it can't answer the call,
-which is its parent's. So it ends, as a program whose main function returns.
+In a thread of farcall's the code is a called function, a callback of a future, or a listener of
+`on_join` and `on_leave`. The process has none of the agent's threads but the one that forked, and
+no links: it can't go on with the work, which is its parent's. So it ends, as a program whose main
+function returns.
 """
 
 from __future__ import annotations
@@ -10,7 +12,22 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from farcall.threads import is_farcall_thread
+
+T = TypeVar("T")
+
+
+def call_ending_forks(run: Callable[..., T], *args: Any) -> T:
+    """Call a function of the user's; if this is a thread of farcall's, processes it forks end."""
+    pid = os.getpid()
+    try:
+        return run(*args)
+    finally:
+        if os.getpid() != pid and is_farcall_thread():
+            end_forked_process()
 
 
 def end_forked_process() -> NoReturn:

@@ -127,11 +127,11 @@ class IdleTeam:
                 return
             thread = FarcallThread(partial(self._keep, self._gomp, threads), self._name)
             refused = thread.try_start()
-            if refused is not None:  # calls go on without
-                _log.debug("%s: %s", self._name, refused)
-                return
-            self._thread = thread
-            self._is_held = True
+            if refused is None:
+                self._thread = thread
+                self._is_held = True
+        if refused is not None:  # calls go on without
+            _log.debug("%s: %s", self._name, refused)
 
     def _keep(self, gomp: ctypes.CDLL, threads: int) -> None:
         nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of a null pointer

@@ -26,7 +26,7 @@ import msgspec
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, meeting_of, nth_incarnation, original
-from farcall.log import get_logger
+from farcall.log import get_logger, records_later
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
@@ -163,6 +163,7 @@ class Connections(Generic[L]):
             lambda: self._connect(worker, deadline), f"farcall-dial-{self.me.name}"
         )
 
+    @records_later()
     def _connect(self, worker: Worker, deadline: float) -> L:
         incarnation = worker.incarnation
         with self._lock:
@@ -266,6 +267,7 @@ class Connections(Generic[L]):
         with self._lock:
             self._shaking.discard(sock)
 
+    @records_later()
     def _take_in(self, visitor: Visitor) -> None:
         conversation, goes_back = visitor.conversation, False
         try:
@@ -393,17 +395,14 @@ class Connections(Generic[L]):
         self._joinable.discard(link)
         self._hosts.unwatch(link)
         with self._lock:
-            if link in self._links:
-                logger.debug(
-                    "%s: lost the link to %r, %s: %s",
-                    self.me.name,
-                    link.peer.name,
-                    link.description,
-                    link.lost or "this worker has shut down",
-                )
+            was_kept = link in self._links
             self._links.pop(link, None)
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
+        if was_kept:
+            why = link.lost or "this worker has shut down"
+            said = "%s: lost the link to %r, %s: %s"
+            logger.debug(said, self.me.name, link.peer.name, link.description, why)
 
     # Ending.
 

@@ -161,10 +161,15 @@ class HostWatch(Generic[L]):
         if connection is None:
             return
         with self._lock:
-            if not self._is_running():
-                return  # `TCP_USER_TIMEOUT` goes on
-            self._watched.setdefault(link, []).append(_Watched(connection))
-            self._lock.notify()
+            refused = self._start() if self._thread is None and not self._closed.is_set() else None
+            is_running = self._thread is not None
+            if is_running:
+                self._watched.setdefault(link, []).append(_Watched(connection))
+                self._lock.notify()
+        if refused is not None:
+            logger.debug("%s: can't watch for dark hosts: %s", self._name, refused)
+        if not is_running:
+            return  # `TCP_USER_TIMEOUT` goes on
         with contextlib.suppress(OSError):
             sock = socket.socket(fileno=connection.fd)
             try:
@@ -173,15 +178,13 @@ class HostWatch(Generic[L]):
             finally:
                 sock.detach()
 
-    def _is_running(self) -> bool:
-        if self._thread is None and not self._closed.is_set():
-            thread = FarcallThread(self._run, f"farcall-hosts-{self._name}")
-            refused = thread.try_start()
-            if refused is None:
-                self._thread = thread
-            else:
-                logger.debug("%s: can't watch for dark hosts: %s", self._name, refused)
-        return self._thread is not None
+    def _start(self) -> str | None:
+        """Start the thread; return why the system gives none. Lock held."""
+        thread = FarcallThread(self._run, f"farcall-hosts-{self._name}")
+        refused = thread.try_start()
+        if refused is None:
+            self._thread = thread
+        return refused
 
     def unwatch(self, link: L) -> None:
         """Stop watching a link that has ended."""
