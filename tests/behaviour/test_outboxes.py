@@ -510,10 +510,21 @@ def test_errors_wait_as_values_do(unread: Answered) -> None:
         future.wait()
 
 
-def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(unread: Answered) -> None:
+def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(
+    unread: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _runs.clear()
     futures = ask_for_much(unread, count_and_answer)
+    endpoint = unread.agents[1].endpoint
+    drop = endpoint.drop
+
+    def end_sends(incarnation: int, cause: str) -> None:
+        drop(incarnation, cause)
+        unread.opened.set()  # as a link that is lost ends what waits for it
+
+    monkeypatch.setattr(endpoint, "drop", end_sends)
     unread.agents[1].shutdown(graceful=False)
+    assert not [one for one in threading.enumerate() if one.name.startswith("farcall-send-w1")]
     for future in futures:
         with pytest.raises(rpc.PeerLost):
             future.wait()

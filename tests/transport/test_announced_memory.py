@@ -1,8 +1,9 @@
-"""Memory is taken as data arrives, never as it is announced: in a process of its own, measured."""
+"""Memory is taken as data arrives, never as it is announced: measured in processes of its own."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import subprocess
 import sys
@@ -19,7 +20,7 @@ META = encode_message(Leaving("now"))
 MOST = 4 << 20  # bytes beyond what was sent and what a reader has anyway
 
 PROGRAM = """
-import json, socket, sys, threading
+import json, os, pickle, socket, sys, threading
 from pathlib import Path
 
 from farcall.errors import BadFrame
@@ -28,38 +29,44 @@ from farcall.transport.sockets.framing import FrameReader
 from farcall.transport.sockets.records import Sealer
 from farcall.transport.sockets.streams import SealedWriter, source_of
 
-key, data = sys.argv[1], sys.stdin.buffer.read()
-keys = Keys(bytes.fromhex(key), bytes.fromhex(key), True) if key else None
-
 def memory():
+    # Not of files: a fork has none of their pages at first.
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+    return int(status.partition("RssAnon:")[2].split()[0]) << 10
 
-reading, writing = socket.socketpair()
-reading.setblocking(False)
+def measure(name, key, data):
+    keys = Keys(bytes.fromhex(key), bytes.fromhex(key), True) if key else None
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
 
-def write():
-    if keys is None:
-        return writing.sendall(data)
-    writer = SealedWriter(writing, Sealer(keys.sending, True))
-    writer.put([data])
-    writer.write()
+    def write():
+        if keys is None:
+            return writing.sendall(data)
+        writer = SealedWriter(writing, Sealer(keys.sending, True))
+        writer.put([data])
+        writer.write()
 
-reader = FrameReader(source_of(reading, keys))
-reader.read()  # imports and caches
-before = memory()
-writer = threading.Thread(target=write)
-writer.start()
-refused, frames = "", 0
-try:
-    while writer.is_alive() or reader.has_input:
-        frames += reader.read() is not None
-    while reader.read() is not None:
-        frames += 1
-except BadFrame as error:
-    refused = str(error)
-    reading.close()
-print(json.dumps([memory() - before, frames, refused]))
+    reader = FrameReader(source_of(reading, keys))
+    reader.read()  # imports and caches
+    before = memory()
+    writer = threading.Thread(target=write)
+    writer.start()
+    refused, frames = "", 0
+    try:
+        while writer.is_alive() or reader.has_input:
+            frames += reader.read() is not None
+        while reader.read() is not None:
+            frames += 1
+    except BadFrame as error:
+        refused = str(error)
+        reading.close()
+    print(json.dumps([name, key, memory() - before, frames, refused]), flush=True)
+
+for case in pickle.load(sys.stdin.buffer):
+    if (child := os.fork()) == 0:
+        measure(*case)
+        os._exit(0)
+    os.waitpid(child, 0)
 """
 
 
@@ -84,20 +91,36 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("key", ["", DIALLER_KEY.hex()], ids=["plain", "encrypted"])
-@pytest.mark.parametrize("frame", FRAMES)
-def test_frame_takes_no_more_memory_than_came_of_it(frame: str, key: str) -> None:
-    data = FRAMES[frame]
+KEYS = {"plain": "", "encrypted": DIALLER_KEY.hex()}
+
+Measured = dict[tuple[str, str], tuple[int, int, str]]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    """Have a process measure all frames, each in a fork of its own."""
+    cases = [(name, key, data) for name, data in FRAMES.items() for key in KEYS.values()]
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, key],
-        input=data,
+        [sys.executable, "-c", PROGRAM],
+        input=pickle.dumps(cases),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()
-    taken, frames, refused = json.loads(ran.stdout)
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(found) == len(cases), ran.stderr.decode()
+    return {(name, key): (taken, frames, refused) for name, key, taken, frames, refused in found}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("frame", FRAMES)
+def test_frame_takes_no_more_memory_than_came_of_it(
+    measured: Measured, frame: str, key: str
+) -> None:
+    taken, frames, refused = measured[frame, key]
     assert frames == 0
     assert not refused or "no memory" in refused
     # The table's numbers are Python's, too, while it is read.
-    assert taken <= MOST + 8 * len(data), f"{taken >> 20} MiB for {len(data) >> 10} KiB"
+    size = len(FRAMES[frame])
+    assert taken <= MOST + 8 * size, f"{taken >> 20} MiB for {size >> 10} KiB"
