@@ -24,6 +24,14 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="farcall-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-transport",
+        action="store_true",
+        help="run each case of tests/behaviour over each transport (tests/pairing.py)",
+    )
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in marks_of(item.path):
         item.add_marker(mark)

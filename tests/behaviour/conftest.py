@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import pairing
 import pytest
 
 from behaviour.helpers import Gate
@@ -34,6 +35,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         topic = metafunc.module.__name__.rpartition("test_")[2]
         more = ["process_group"] if topic in ON_PROCESS_GROUPS else []
         metafunc.parametrize("transport", [*TRANSPORTS, *more])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `pairing` says that others say, too."""
+    every = config.getoption("--every-transport") or config.option.keyword
+    if every or any("::" in one for one in config.args):
+        return
+    known = [(item, described) for item in items if (described := _described(item)) is not None]
+    needed = pairing.needed([described for _, described in known], TRANSPORTS)
+    dropped = {item for (item, _), is_needed in zip(known, needed, strict=True) if not is_needed}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _described(item: pytest.Item) -> pairing.Item | None:
+    """Return a test's function, case and transport; None if it need not run less often."""
+    if item.path.parent.name != "behaviour" or item.path.name not in pairing.ABOVE_TRANSPORTS:
+        return None
+    call = getattr(item, "callspec", None)
+    own = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    if call is None or "transport" not in call.params or "transport" in own:
+        return None
+    case = tuple((name, index) for name, index in call.indices.items() if name != "transport")
+    return item.nodeid.partition("[")[0], case, str(call.params["transport"])
 
 
 @pytest.fixture

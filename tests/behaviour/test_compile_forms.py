@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -195,8 +198,37 @@ def same(left: Any, right: Any) -> bool:
     return torch.equal(left, right)
 
 
-# Variants of a use, whose names begin with dots, don't depend on where the object is from.
-CASES = [(form, use) for form in FORMS for use in USES if form == "closure" or use[:3] != "..."]
+OTHER_FORMS = [form for form in FORMS if form != "closure"]
+
+
+def kind_of(use: str) -> str:
+    """Return which object a use is of."""
+    return re.split(r"[. ]", use)[0]
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Yield each use of a closure, one of each kind of object in each form, and others in turn.
+
+    Variants of a use, whose names begin with dots, don't depend on where the object is from.
+    """
+    yield from (("closure", use) for use in USES)
+    uses = [use for use in USES if use[:3] != "..."]
+    first = {kind_of(use): use for use in reversed(uses)}
+    yield from ((form, use) for form in OTHER_FORMS for use in reversed(first.values()))
+    rest = [use for use in uses if use != first[kind_of(use)]]
+    yield from zip(itertools.cycle(OTHER_FORMS), rest, strict=False)
+
+
+CASES = list(cases())
+
+
+def test_every_object_is_tried_in_every_form_and_every_use_in_two() -> None:
+    kinds = {kind_of(use) for use in USES if use[:3] != "..."}
+    assert {(form, kind_of(use)) for form, use in CASES} >= set(product(FORMS, kinds))
+    for use in USES:
+        forms = {form for form, name in CASES if name == use}
+        assert len(forms) >= (1 if use[:3] == "..." else 2), use
+    assert len(set(CASES)) == len(CASES)
 
 
 @pytest.mark.parametrize(("form", "name"), CASES)
