@@ -496,16 +496,20 @@ def _keys_that_meet(bits: int = 18) -> list[int]:
     number = torch.full((size,), size)
     number[torch.tensor(walk)] = torch.arange(len(walk))
     generator = torch.Generator().manual_seed(1)
-    others: list[int] = []
+    others: set[int] = set()
     while len(walk) + len(others) < size * 2 // 3:
-        keys = torch.randint(1 << 58, 1 << 60, (1 << 20,), generator=generator)
-        place, rest = keys % size, keys
-        for _ in range(13):
-            meets = number[place] < size
-            keys, rest = keys[meets], rest[meets] >> 5
-            place = (place[meets] * 5 + rest + 1) % size
-        others += keys[number[place] < len(walk) // 4].tolist()
-    return (walk + others)[: size * 2 // 3]
+        keys = place = torch.tensor(walk)
+        # Each step reads five more bits of a hash: draw them then, and drop the keys that miss.
+        for step in range(1, 14):
+            at = min(bits + 5 * (step - 1), 60)
+            most = 1 << min(5, 60 - at)
+            keys, place = keys.repeat(4)[: 1 << 20], place.repeat(4)[: 1 << 20]
+            keys = keys | torch.randint(most, keys.shape, generator=generator) << at
+            place = (place * 5 + (keys >> 5 * step) + 1) % size
+            meets = number[place] < (size if step < 13 else len(walk) // 4)
+            keys, place = keys[meets], place[meets]
+        others.update(keys.tolist())
+    return [*walk, *sorted(others - {*walk})][: size * 2 // 3]
 
 
 def _strict(value: Any) -> bytes:
@@ -566,6 +570,11 @@ def answer_with(kind: str, number: int) -> int:
 
     answers.send = forge  # type: ignore[method-assign]
     return len(HOSTILE_VALUES[kind]())
+
+
+def answer_as_usual() -> None:
+    """From now on this worker answers as it did before `answer_with` and the like."""
+    vars(current_agent().answers).pop("send", None)
 
 
 def answer_with_trap(path: str) -> None:

@@ -25,7 +25,7 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
         yield made
 
 
-@pytest.fixture(params=["native", "socket"])
+@pytest.fixture(scope="module", params=["native", "socket"])
 def transport(request: pytest.FixtureRequest) -> str:
     if request.param == "native":
         pytest.importorskip("farcall._native")

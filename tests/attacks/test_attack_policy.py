@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import attacker
 import honest
 import pytest
 import torch
-from crew import Crew, Member, call, join, leave_all
+from crew import Crew, Member, assembled, call, join, leave_all
+from keeping import Kept
 from patience import PATIENCE
 
 from farcall import rpc
@@ -26,16 +29,49 @@ def join_strict(name: str, rank: int, size: int, init_method: str) -> None:
     join(name, rank, size, init_method, policy=policy)
 
 
-@pytest.fixture
-def pair(crew: Crew, transport: str) -> tuple[Member, Member]:
-    """Return w0, which has the policy, and w1, which turned."""
+_resident: list[int] = []
+
+
+def begin_to_measure() -> None:
+    now = honest.forget_peak()
+    if not _resident:
+        _resident.append(now)
+
+
+def growth() -> int:
+    """Return the most memory since `begin_to_measure`, beyond what there was the first time."""
+    return honest.peak_bytes() - _resident[0]
+
+
+Pair = tuple[Member, Member]
+
+
+@contextmanager
+def started_pair(folder: Path, transport: str) -> Iterator[Pair]:
     environment = {"FARCALL_SECRET": honest.SECRET, "FARCALL_TRANSPORTS": transport}
-    victim, member = (crew.member(f"w{rank}", **environment) for rank in range(2))
-    victim.start(join_strict, "w0", 0, 2, crew.init_method)
-    member.start(join, "w1", 1, 2, crew.init_method)
-    victim.result()
-    member.result()
-    return victim, member
+    with assembled(f"{folder}/store") as crew:
+        victim, member = (crew.member(f"w{rank}", **environment) for rank in range(2))
+        victim.start(join_strict, "w0", 0, 2, crew.init_method)
+        member.start(join, "w1", 1, 2, crew.init_method)
+        victim.result()
+        member.result()
+        yield victim, member
+
+
+@pytest.fixture(scope="module")
+def kept_pair(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Pair]]:
+    kept = Kept(lambda: started_pair(tmp_path_factory.mktemp("pair"), transport))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def pair(kept_pair: Kept[Pair], request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Return w0, which has the policy, and w1, which turned; the attacks before this one failed."""
+    with kept_pair.lent(request.session) as (victim, member):
+        member.run(attacker.answer_as_usual)
+        victim.run(begin_to_measure)
+        yield victim, member
 
 
 def assert_serves(victim: Member, member: Member) -> None:
@@ -50,7 +86,7 @@ def refused(outcome: attacker.Outcome) -> bool:
 
 @pytest.mark.parametrize("cve", attacker.CVES)
 def test_cves_of_torch_rpc_do_nothing_to_a_worker_with_a_policy(
-    pair: tuple[Member, Member], trap: Path, cve: str
+    pair: Pair, trap: Path, cve: str
 ) -> None:
     victim, member = pair
     member.run(attacker.carry, "w0", attacker.CVES[cve](str(trap)))
@@ -58,9 +94,7 @@ def test_cves_of_torch_rpc_do_nothing_to_a_worker_with_a_policy(
     assert_serves(victim, member)
 
 
-def test_pickle_in_a_call_of_a_listed_function_does_not_run(
-    pair: tuple[Member, Member], trap: Path
-) -> None:
+def test_pickle_in_a_call_of_a_listed_function_does_not_run(pair: Pair, trap: Path) -> None:
     victim, member = pair
     member.run(attacker.carry, "w0", attacker.hostile_pickle(str(trap), "app:truth"))
     assert not trap.exists()
@@ -87,7 +121,7 @@ def test_pickle_in_a_call_of_a_listed_function_does_not_run(
     ],
 )
 def test_function_that_is_not_listed_does_not_run(
-    pair: tuple[Member, Member], trap: Path, function: str, arguments: tuple[Any, ...]
+    pair: Pair, trap: Path, function: str, arguments: tuple[Any, ...]
 ) -> None:
     victim, member = pair
     args = tuple(arg.format(path=str(trap)) if isinstance(arg, str) else arg for arg in arguments)
@@ -104,9 +138,7 @@ def test_policy_has_no_patterns() -> None:
             rpc.Only(functions=[pattern])
 
 
-def test_refused_call_imports_nothing(
-    pair: tuple[Member, Member], trap: Path, tmp_path: Path
-) -> None:
+def test_refused_call_imports_nothing(pair: Pair, trap: Path, tmp_path: Path) -> None:
     victim, member = pair
     (tmp_path / "with_side_effect.py").write_text(f"open({str(trap)!r}, 'w')\ndef f(): pass\n")
     victim.run(find_modules_in, str(tmp_path))
@@ -126,32 +158,26 @@ def find_modules_in(folder: str) -> None:
 
 
 @pytest.mark.parametrize("kind", attacker.HOSTILE_VALUES)
-def test_hostile_value_in_a_call_is_refused_and_costs_nothing(
-    pair: tuple[Member, Member], kind: str
-) -> None:
+def test_hostile_value_in_a_call_is_refused_and_costs_nothing(pair: Pair, kind: str) -> None:
     victim, member = pair
-    before = victim.run(honest.forget_peak)
     for outcome in member.run(attacker.send_values, "w0", "app:use", kind):
         assert outcome.kind == "Failure", outcome
     assert_serves(victim, member)
-    assert victim.run(honest.peak_bytes) - before < MOST_MEMORY
+    assert victim.run(growth) < MOST_MEMORY
 
 
 @pytest.mark.parametrize("kind", attacker.HOSTILE_VALUES)
-def test_hostile_value_in_an_answer_is_refused_and_costs_nothing(
-    pair: tuple[Member, Member], kind: str
-) -> None:
+def test_hostile_value_in_an_answer_is_refused_and_costs_nothing(pair: Pair, kind: str) -> None:
     victim, member = pair
-    before = victim.run(honest.forget_peak)
     for number in range(member.run(attacker.answer_with, kind, -1)):
         member.run(attacker.answer_with, kind, number)
         assert victim.run(honest.try_call, "w1", honest.echo, 1).error
     member.run(attacker.answer_with, kind, -1)
     assert victim.run(call, "w1", honest.echo, 1) == 1
-    assert victim.run(honest.peak_bytes) - before < MOST_MEMORY
+    assert victim.run(growth) < MOST_MEMORY
 
 
-def test_pickle_in_an_answer_does_not_run(pair: tuple[Member, Member], trap: Path) -> None:
+def test_pickle_in_an_answer_does_not_run(pair: Pair, trap: Path) -> None:
     victim, member = pair
     member.run(attacker.answer_with_trap, str(trap))
     assert victim.run(honest.try_call, "w1", honest.echo, 1).error
@@ -168,14 +194,12 @@ def send_sparse(to: str, layout: str) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
-def test_sender_can_not_change_indices_after_they_were_checked(
-    pair: tuple[Member, Member], layout: str
-) -> None:
+def test_sender_can_not_change_indices_after_they_were_checked(pair: Pair, layout: str) -> None:
     _, member = pair
     assert not member.run(send_sparse, "w0", layout)
 
 
-def test_object_of_a_type_that_is_not_listed_does_not_arrive(pair: tuple[Member, Member]) -> None:
+def test_object_of_a_type_that_is_not_listed_does_not_arrive(pair: Pair) -> None:
     victim, member = pair
     assert member.run(call, "w0", app.point_sum, app.Point(3, 4)) == 7
     assert member.run(honest.try_call, "w0", app.truth, app.Unlisted(1)).error
@@ -210,7 +234,7 @@ def call_method(name: str, *args: Any) -> str:
     ],
 )
 def test_method_that_is_not_listed_is_not_called(
-    pair: tuple[Member, Member], method: str, args: tuple[Any, ...]
+    pair: Pair, method: str, args: tuple[Any, ...]
 ) -> None:
     victim, member = pair
     assert member.run(make_counter, "w0") == 3
@@ -282,22 +306,19 @@ ODD_ERRORS = {
 
 
 @pytest.mark.parametrize("kind", ODD_ERRORS)
-def test_error_of_a_member_is_printed_and_costs_nothing(
-    pair: tuple[Member, Member], kind: str
-) -> None:
+def test_error_of_a_member_is_printed_and_costs_nothing(pair: Pair, kind: str) -> None:
     victim, member = pair
     forged = ODD_ERRORS[kind]
-    before = victim.run(honest.forget_peak)
     member.run(attacker.answer_with_error, forged)
     text = victim.run(app.printed_error, "w1")
     assert forged.type_name in text
     assert len(text) < 1 << 20
-    assert victim.run(honest.peak_bytes) - before < MOST_MEMORY
+    assert victim.run(growth) < MOST_MEMORY
     assert victim.process.is_alive()
 
 
 def test_frames_of_a_member_make_a_worker_tell_no_line_of_its_files(
-    pair: tuple[Member, Member], tmp_path: Path
+    pair: Pair, tmp_path: Path
 ) -> None:
     victim, member = pair
     secret = tmp_path / "secret.py"
@@ -311,21 +332,19 @@ def test_frames_of_a_member_make_a_worker_tell_no_line_of_its_files(
     assert "the second line" not in told
 
 
-def test_import_error_of_a_member_imports_nothing(
-    pair: tuple[Member, Member], trap: Path, tmp_path: Path
-) -> None:
+def test_import_error_of_a_member_imports_nothing(pair: Pair, trap: Path, tmp_path: Path) -> None:
     """Python 3.12 and later import the module that an ImportError names, to find similar names."""
     victim, member = pair
-    (tmp_path / "with_side_effect.py").write_text(f"open({str(trap)!r}, 'w')\ndef f(): pass\n")
+    (tmp_path / "named_by_an_error.py").write_text(f"open({str(trap)!r}, 'w')\ndef f(): pass\n")
     victim.run(find_modules_in, str(tmp_path))
-    fields = {"name": "with_side_effect", "name_from": "g"}
+    fields = {"name": "named_by_an_error", "name_from": "g"}
     member.run(attacker.answer_with_error, attacker.Forged("ImportError", ("no",), fields))
     assert "ImportError" in victim.run(app.printed_error, "w1")
     assert not trap.exists()
 
 
 def test_flags_of_a_member_leave_a_bounded_number_of_combinations(
-    pair: tuple[Member, Member],
+    pair: Pair,
 ) -> None:
     victim, member = pair
     before = victim.run(app.combinations)

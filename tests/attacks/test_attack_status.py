@@ -9,6 +9,7 @@ import json
 import operator
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ import impostor
 import pytest
 import stranger
 from click.testing import CliRunner
-from crew import Crew, Member, call, join, leave_all
+from crew import Crew, Member, assembled, call, join, leave_all
+from keeping import Kept
 from networks import enter, network
 from patience import PATIENCE
 
@@ -61,18 +63,25 @@ def host(crew: Crew) -> Iterator[Host]:
 
 
 class Said(NamedTuple):
-    """The output of a command, and the most memory that it took."""
+    """The output of a command, and the most memory since `begin_to_measure`."""
 
     text: str
     memory: int
 
 
+_resident: list[int] = []
+
+
+def begin_to_measure() -> None:
+    _resident[:] = [honest.forget_peak()]
+
+
 def run_command(arguments: list[str]) -> Said:
-    before = honest.forget_peak()
+    honest.forget_peak()
     done = CliRunner().invoke(cli, arguments)
     if done.exception is not None:  # which is what a command ends with that has failed
         raise RuntimeError(done.output) from done.exception
-    return Said(done.output, honest.peak_bytes() - before)
+    return Said(done.output, honest.peak_bytes() - _resident[0])
 
 
 def run_until(arguments: list[str], words: str) -> Said:
@@ -109,15 +118,51 @@ def look(silence: float) -> list[tuple[str, str]]:
 # A process that is none of the workers, and is asked.
 
 
+class Watched(NamedTuple):
+    """A host with a worker "w0", and a process that asks."""
+
+    host: Host
+    asker: Member
+
+
+@contextmanager
+def watched_host(folder: Path) -> Iterator[Watched]:
+    with assembled(f"{folder}/store") as crew, network() as net:
+        host = Host(crew, net.a)
+        host.worker("w0", "socket")
+        asker = host.member("asker")
+        asker.run(begin_to_measure)
+        yield Watched(host, asker)
+
+
+@pytest.fixture(scope="module")
+def kept_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Watched]]:
+    kept = Kept(lambda: watched_host(tmp_path_factory.mktemp("watched")))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def watched(kept_host: Kept[Watched], request: pytest.FixtureRequest) -> Iterator[Watched]:
+    with kept_host.lent(request.session) as watched:
+        yield watched
+
+
+@pytest.fixture
+def fake(watched: Watched) -> Iterator[Member]:
+    """Return a process on the watched host, which takes part in the one test only."""
+    made = watched.host.member("impostor")
+    yield made
+    made.kill()
+
+
 @pytest.mark.parametrize("kind", [*impostor.MANNERS, *impostor.REPORTS])
 def test_impostor_is_named_and_neither_holds_up_nor_writes_to_whoever_asks(
-    host: Host, kind: str
+    watched: Watched, fake: Member, kind: str
 ) -> None:
-    host.worker("w0", "socket")
-    fake = host.member("impostor")
     name = impostor.name_like_a_workers()
     fake.start(impostor.listen, kind, name)
-    asker = host.member("asker")
+    asker = watched.asker
     asker.run(impostor.wait_for, name)
     words = WORDS[kind]
     timeout = SHORT if words == LATE else PATIENCE

@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import honest
 import pytest
 import relay
 from certificates import Authority
-from crew import Crew, Member, call, join, leave_all
+from crew import Crew, Member, assembled, call, join, leave_all
 from hostile_store import HostileStore, Junk, Replace, Rewrite, SwapRecords, at_file, in_memory
 from patience import PATIENCE
 
@@ -244,16 +244,38 @@ def test_record_that_no_certificate_signed_is_ignored_and_named_once(
     assert members[0].run(heard, "holds something at farcall/open/name/w1") == 1
 
 
+PARTS = ("name/", "rank/", "gate", "member", "fixed", "endpoint", "")
+JUNK = (
+    *(b"", b"\xff\xfe" * 40, b"{}", b"[]", b"null", b"0", b'{"worker": 7}'),
+    *(b"[" * 100_000, b'"' + b"x" * 1_000_000 + b'"'),
+)
+
+
+def try_all_junk(part: str, size: int | None) -> list[tuple[bytes, str]]:
+    """Return which junk raised which error."""
+    tried = ((junk[:20], try_junk(part, junk, size)) for junk in JUNK)
+    return [(junk, problem) for junk, problem in tried if problem]
+
+
+@pytest.fixture(scope="module")
+def at_junk(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[tuple[str, int | None], Member]]:
+    """Return workers at stores full of junk: they wait in vain most of the time, all at once."""
+    with assembled(f"{tmp_path_factory.mktemp('junk')}/store") as crew:
+        workers = {(part, size): crew.member("w0", **ENVIRONMENT)
+                   for part in PARTS for size in (1, None)}  # fmt: skip
+        for place, worker in workers.items():
+            worker.start(try_all_junk, *place)
+        yield workers
+
+
 @pytest.mark.parametrize("size", [1, None], ids=["fixed group", "open group"])
-@pytest.mark.parametrize("part", ["name/", "rank/", "gate", "member", "fixed", "endpoint", ""])
+@pytest.mark.parametrize("part", PARTS)
 def test_junk_in_the_store_raises_only_what_is_farcalls(
-    crew: Crew, part: str, size: int | None
+    at_junk: dict[tuple[str, int | None], Member], part: str, size: int | None
 ) -> None:
-    worker = crew.member("w0", **ENVIRONMENT)
-    for junk in (b"", b"\xff\xfe" * 40, b"{}", b"[]", b"null", b"0", b'{"worker": 7}',
-                 b"[" * 100_000, b'"' + b"x" * 1_000_000 + b'"'):  # fmt: skip
-        problem = worker.run(try_junk, part, junk, size)
-        assert problem == "", (junk[:20], problem)
+    assert at_junk[part, size].result() == []
 
 
 @pytest.mark.parametrize("secret", [None, honest.SECRET], ids=["stranger", "knows the secret"])
