@@ -44,6 +44,7 @@ def join_hostile(
     name: str, rank: int, size: int | None, file: str, rewrite: Rewrite, **options: Any
 ) -> str:
     """Join by a store in the attacker's hands; return the error if that fails."""
+    attacker.wait_briefly_for_belief()
     store = at_file(file, rewrite)
     _stores[:] = [store]
     made = rpc.RpcBackendOptions(
