@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hostile_reports import pytest_runtest_makereport  # noqa: F401
 from marks import Watch, broken_promise, marks_of
+from patience import PATIENCE
+
+import farcall.log
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,6 +25,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A run has a secret of its own, and leaves that of the user who runs it alone.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="farcall-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+# Handlers of logs get the lines of farcall's threads before those go on, so that a test which looks
+# at a line finds it on a slow machine, too. In a program threads wait for a moment only.
+MOMENTS = {name: getattr(farcall.log, name) for name in ("STAND_BACK", "LONGEST_STAND_BACK")}
+for name in MOMENTS:
+    setattr(farcall.log, name, PATIENCE)
+
+
+@pytest.fixture
+def brief_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have threads of farcall wait for handlers of logs as long as in a program."""
+    for name, seconds in MOMENTS.items():
+        monkeypatch.setattr(farcall.log, name, seconds)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -172,7 +172,7 @@ class Calling(logging.Handler):
     params=[*((way, logging.DEBUG) for way in CALLS), *(("rpc_sync", one) for one in LEVELS[1:])],
     ids=lambda param: f"{param[0]}-{logging.getLevelName(param[1])}",
 )
-def calling(request: pytest.FixtureRequest) -> Iterator[Calling]:
+def calling(request: pytest.FixtureRequest, brief_handlers: None) -> Iterator[Calling]:
     """Attached before the workers start."""
     way, level = request.param
     handler = Calling(CALLS[way])

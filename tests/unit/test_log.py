@@ -130,13 +130,6 @@ class Handler(logging.Handler):
         self.emit = handle  # type: ignore[method-assign]
 
 
-@pytest.fixture
-def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of farcall's wait for handlers, however slow the machine is."""
-    for name in ("STAND_BACK", "LONGEST_STAND_BACK"):
-        monkeypatch.setattr(farcall.log, name, PATIENCE)
-
-
 def in_a_thread_of_farcalls(run: Callable[[], object]) -> None:
     ran = threading.Event()
 
@@ -148,6 +141,7 @@ def in_a_thread_of_farcalls(run: Callable[[], object]) -> None:
     assert ran.wait(PATIENCE)
 
 
+@pytest.mark.usefixtures("brief_handlers")
 def test_handler_may_wait_for_a_thread_of_farcalls_that_logs(logger: logging.Logger) -> None:
     went_on, ended = threading.Event(), threading.Event()
 
@@ -160,6 +154,7 @@ def test_handler_may_wait_for_a_thread_of_farcalls_that_logs(logger: logging.Log
     assert ended.wait(PATIENCE)
 
 
+@pytest.mark.usefixtures("brief_handlers")
 def test_no_other_thread_of_farcalls_waits_for_such_a_handler(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +176,6 @@ def test_no_other_thread_of_farcalls_waits_for_such_a_handler(
     assert lines == [str(number) for number in range(21)]
 
 
-@pytest.mark.usefixtures("in_order")
 def test_line_of_a_thread_of_farcalls_is_there_before_the_thread_goes_on(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,7 +214,6 @@ def test_thread_that_the_system_does_not_give_is_done_without(
     assert lines == ["something happened"]
 
 
-@pytest.mark.usefixtures("in_order")
 def test_what_is_logged_in_a_handler_leads_to_no_handler(logger: logging.Logger) -> None:
     lines: list[str] = []
 
@@ -236,7 +229,6 @@ def test_what_is_logged_in_a_handler_leads_to_no_handler(logger: logging.Logger)
     assert lines == ["here", "there", "here"]
 
 
-@pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("run", [lambda run: run(), in_a_thread_of_farcalls], ids=["here", "there"])
 def test_records_are_kept_until_the_end_of_what_others_wait_for(
     logger: logging.Logger, run: Callable[[Callable[[], object]], None]

@@ -397,8 +397,9 @@ class Agent:
         self.executor.collecting.close_after_fork(self.me.name)
         self.endpoint.close_after_fork()
 
+    @records_later()
     def _close(self, reason: str, patience: float) -> None:
-        with records_later(), self._closing:
+        with self._closing:
             if self.status.is_closed:
                 return
             try:
