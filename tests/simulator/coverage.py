@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class Reached:
-    """Counts inside the block what this thread runs of these modules. Slow: each line is traced.
+    """Counts inside the block what this thread runs of these modules. Slow: it traces new lines.
 
     Args:
         modules: whose functions are to be reached.
@@ -40,8 +40,11 @@ class Reached:
 
     def __init__(self, modules: Sequence[ModuleType], without: Set[str] = frozenset()) -> None:
         paths = [module.__file__ for module in modules]
-        self._lines = {path: _lines_of(path, without) for path in paths if path is not None}
-        self._seen: set[tuple[str, int]] = set()
+        lines = {path: _lines_of(path, without) for path in paths if path is not None}
+        self._count = sum(map(len, lines.values()))
+        # Those that were not reached yet.
+        self._left = {(path, number) for path in lines for number in lines[path]}
+        self._left_of: dict[CodeType, set[tuple[str, int]]] = {}
 
     def __enter__(self) -> Reached:
         sys.settrace(self._begin)
@@ -56,25 +59,29 @@ class Reached:
         sys.settrace(None)
 
     def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self._note if frame.f_code.co_filename in self._lines else None
+        """Trace the lines of a function only as long as one of them was not reached."""
+        code = frame.f_code
+        left = self._left_of.get(code)
+        if left is None:
+            numbers = {number for _, _, number in code.co_lines() if number}
+            left = {(code.co_filename, number) for number in numbers} & self._left
+            self._left_of[code] = left
+        return self._note if left else None
 
     def _note(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
-            self._seen.add((frame.f_code.co_filename, frame.f_lineno))
+            line = (frame.f_code.co_filename, frame.f_lineno)
+            self._left.discard(line)
+            self._left_of[frame.f_code].discard(line)
         return self._note
 
     def missed(self) -> list[Line]:
         """Return the lines that were not reached."""
-        return [
-            Line(path, number)
-            for path, lines in self._lines.items()
-            for number in sorted(lines)
-            if (path, number) not in self._seen
-        ]
+        return [Line(path, number) for path, number in sorted(self._left)]
 
     def __len__(self) -> int:
         """Return how many lines there are to reach."""
-        return sum(len(lines) for lines in self._lines.values())
+        return self._count
 
 
 def _lines_of(path: str, without: Set[str]) -> set[int]:
