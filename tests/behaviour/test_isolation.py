@@ -461,7 +461,7 @@ def test_what_a_function_sets_no_other_sees(
 
 def assert_nothing_is_set(expected: dict[str, Any], name: str) -> None:
     for to in ("w1", "w0"):
-        for _ in range(10):
+        for _ in range(4):
             assert rpc.rpc_sync(to, probe) == expected, name
         assert rpc.rpc_async(to, probe).wait() == expected, name
         assert rpc.rpc_sync(to, probe_when_answered) == expected, name

@@ -36,6 +36,15 @@ OPTIONS = Options(
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are fastest so, above all where three trainers share the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def float64() -> Iterator[None]:
     """Equal computations differ less from each other."""
