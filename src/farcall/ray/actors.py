@@ -19,6 +19,7 @@ from farcall.ray.obituaries import in_words
 from farcall.ray.placement import Wishes, actor_options
 from farcall.ray.sealing import seal
 from farcall.ray.worker import Arrival, FarcallWorker
+from farcall.runtime.membership.stores import host_store_at
 
 _LAST_OUTPUT = 0.5  # seconds for Ray to show the last output, as it takes itself at an exit
 _THREADS = 3  # of an actor: one works, one is told to leave, one is asked for its output
@@ -150,14 +151,7 @@ def _connect(address: str | None) -> bool:
 def _host_store(address: str) -> TCPStore:
     """Return a store that this process hosts at one address of its machine, at any free port."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family)
-    return TCPStore(
-        address,
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    return host_store_at(socket.create_server((address, 0), family=family))
 
 
 def _of_users(resources: Mapping[str, float]) -> dict[str, float]:

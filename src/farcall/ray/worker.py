@@ -7,18 +7,17 @@ import pickle
 import sys
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import NamedTuple
 
 import cloudpickle
 import ray
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall import rpc
 from farcall.groups.joining import START_SECONDS, join
 from farcall.processes.dying import Guardian, start, wait_for_group
 from farcall.processes.output import KEPT_LINES
 from farcall.ray.sealing import Seal
+from farcall.runtime.membership.stores import connect_to_store
 
 _AT_MOST = 1 << 20  # bytes of a file
 _MARKS = (":actor_name:", ":job_id:", ":task_name:")  # that Ray puts between the lines, for itself
@@ -89,13 +88,8 @@ class FarcallWorker:
         Raises:
             Exception: this worker can't join.
         """
-        store = TCPStore(
-            seat.host,
-            seat.port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=START_SECONDS),
-        )
+        hint = "; is the driver running, and can this node reach it?"
+        store = connect_to_store(seat.host, seat.port, START_SECONDS, hint=hint)
         options = {**cloudpickle.loads(self._seal.open(sealed)), "store": store}
         join(self._name, seat.rank, seat.size, options, ray.util.get_node_ip_address())
         self._is_over.wait()

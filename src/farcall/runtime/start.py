@@ -44,7 +44,8 @@ from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 logger = get_logger("farcall")
 
 FIXED = "fixed"  # in a store: a worker of the last group of a fixed size
-LATE_SECONDS = 5.0  # that a store has beyond a worker's patience to say how the wait ended
+LATE_SECONDS = 1.0  # that a store has beyond a worker's patience to say how the wait ended
+_LEAST_SECONDS = 0.001
 
 
 def start_agent(
@@ -78,6 +79,8 @@ def start_agent(
     """
     logs.configure()
     options.validate()
+    # One for the whole start: a store that is slow at each of its steps has no more time for it.
+    deadline = time.monotonic() + (options.rpc_timeout or math.inf)
     policy = Policy(options.policy)
     credential = credentials.choose(options)
     host, port = listen_address(options.listen, credential)
@@ -127,14 +130,13 @@ def start_agent(
             advertise=advertised(host, options.store, options.init_method),
             store=PrefixStore(f"{prefix}/endpoint", store),
             world_size=size,
-            timeout=options.rpc_timeout,
+            timeout=_left(deadline),
         )
     )
-    patience = time.monotonic() + (options.rpc_timeout or math.inf)
 
     @functools.cache  # a host that is dark takes its time, and a worker has a name and an id
     def is_gone(other: Worker) -> bool:
-        return endpoint.is_gone(other, patience)
+        return endpoint.is_gone(other, deadline)
 
     lookup = Lookup(name, lambda key: rendezvous.ask(me, key), lambda: rendezvous.reopen(me))
     reminder = Reminder(
@@ -166,10 +168,10 @@ def start_agent(
                     _check_kind(kinds, is_gone)
             # In a fixed group a name is used once; in an open one it may come back after a crash.
             return rendezvous.join(
-                me, size, options.rpc_timeout, is_dead=lambda other: not size and is_gone(other)
+                me, size, _left(deadline), is_dead=lambda other: not size and is_gone(other)
             )
 
-        workers = _join(rendezvous, join, name, options.rpc_timeout)
+        workers = _join(rendezvous, join, name, options.rpc_timeout, deadline)
         me = next(worker for worker in workers if worker.incarnation == incarnation)
         _say_who_is_here(me, workers)
         endpoint.me = msgspec.structs.replace(endpoint.me, id=me.id)
@@ -210,23 +212,34 @@ def start_agent(
 
 
 def _join(
-    rendezvous: Rendezvous, join: Callable[[], list[Worker]], name: str, timeout: float
+    rendezvous: Rendezvous,
+    join: Callable[[], list[Worker]],
+    name: str,
+    timeout: float,
+    deadline: float,
 ) -> list[Worker]:
     """Join in a thread of its own: the wait for a store that is silent ends by Ctrl-C, and in time.
 
     Args:
         name: of this worker.
-        timeout: seconds that it waits for the others; 0 for no limit.
+        timeout: for the message: seconds that the whole start has.
+        deadline: `time.monotonic()` seconds, until when it waits for the others.
     """
     late = RendezvousTimeout(
         f"init_rpc of {name!r} waited {timeout:.1f} s: the store does not answer"
     )
-    seconds = timeout + LATE_SECONDS if timeout else threading.TIMEOUT_MAX
+    left = deadline + LATE_SECONDS - time.monotonic()
+    seconds = min(max(left, _LEAST_SECONDS), threading.TIMEOUT_MAX)
     try:
         return bounded(join, seconds, late)
     except BaseException:
         rendezvous.give_up()
         raise
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until then, as arguments have them: more than 0, which is no limit."""
+    return 0.0 if deadline == math.inf else max(deadline - time.monotonic(), _LEAST_SECONDS)
 
 
 def _say_who_is_here(me: Worker, workers: list[Worker]) -> None:

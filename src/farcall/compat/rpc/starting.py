@@ -6,6 +6,7 @@ import copy
 import enum
 import numbers
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,9 @@ from farcall.compat import autograd
 from farcall.compat.rpc import api, backend_registry
 from farcall.compat.rpc.agents import RpcAgent, TensorPipeAgent
 from farcall.compat.rpc.quirks import LIKE_TORCH
+from farcall.errors import RendezvousTimeout
 from farcall.rpc import start_default_agent
+from farcall.runtime.membership.stores import bounded
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.process_group import ProcessGroupRpcBackendOptions
 from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
@@ -86,10 +89,18 @@ def _backend_of(given: Any) -> Any:
 def _store(given: Any, rank: int, world_size: int | None) -> Any:
     """For a backend of the user's own."""
     global _generation  # noqa: PLW0603
-    if world_size:
-        store, _, _ = next(dist.rendezvous(given.init_method, rank=rank, world_size=world_size))
-    else:
-        store = create_store_from_options(given, rank)
+
+    def open_it() -> Any:
+        if not world_size:
+            return create_store_from_options(given, rank)
+        return next(dist.rendezvous(given.init_method, rank=rank, world_size=world_size))[0]
+
+    # A store that answers torch's client by halves is waited for without end.
+    late = RendezvousTimeout(
+        f"no store answered at {given.init_method} in {given.rpc_timeout:.1f} s, or the other "
+        "workers did not come there"
+    )
+    store = bounded(open_it, given.rpc_timeout or threading.TIMEOUT_MAX, late)
     store.set_timeout(timedelta(seconds=given.rpc_timeout))
     _generation += 1
     return dist.PrefixStore(f"rpc_prefix_{_generation - 1}", store)

@@ -25,13 +25,14 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from farcall.errors import FarcallError, RendezvousError
+from farcall.errors import FarcallError, RendezvousError, RendezvousTimeout
 from farcall.runtime.membership.store_probe import LOOPBACK, Search, listen_on_loopback
 from farcall.transport.uninterrupted import in_a_thread
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
 _NO_LIMIT = 7 * 24 * 3600.0
 _PROBE_SECONDS = 5.0  # for a connection to a store that was there before
+_HOST_SECONDS = 60.0  # for a store of this process to answer the process itself
 
 _Result = TypeVar("_Result")
 
@@ -105,6 +106,55 @@ def host_of(store: Store) -> str | None:
     """Return where a store is, if it is a TCPStore, by itself or below prefixes."""
     below = _below_prefixes(store)
     return below.host if isinstance(below, TCPStore) else None
+
+
+def connect_to_store(
+    host: str,
+    port: int,
+    timeout: float,
+    *,
+    hint: str = "",
+    use_libuv: bool = True,
+    confined: bool = False,
+) -> TCPStore:
+    """Return a client of the TCPStore at an address, which another process may have taken.
+
+    Blocks the calling thread, a second longer than the timeout at most.
+
+    Args:
+        host, port: where the store is.
+        timeout: seconds, for this and for each later wait of the client; 0 for no limit.
+        hint: what an error says behind the reason.
+        use_libuv: as torch's TCPStore takes it.
+        confined: use no store of another machine.
+
+    Raises:
+        RendezvousTimeout: no store is at that address; the message says what else answers there.
+        RendezvousError: something else has answered, or see `Search.resolve`.
+    """
+    search = Search(host, port, timeout, confined=confined)
+    address = search.find(hint)
+    late = search.late(hint, "what listens there has answered one question, and not the next")
+    try:
+        store = _tcp_store(address, port, search.remaining, use_libuv, late)
+    except FarcallError:
+        raise
+    except RuntimeError as error:  # it ended just now
+        raise search.late(hint) from error
+    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
+    return store
+
+
+def host_store_at(listener: socket.socket) -> TCPStore:
+    """Return a store that this process hosts, given a socket that listens, which becomes its own.
+
+    Raises:
+        RuntimeError: torch can't host it.
+    """
+    address, port = listener.getsockname()[:2]
+    late = RendezvousTimeout(f"the store of this process, at {address}:{port}, does not answer")
+    fd = listener.detach()
+    return _tcp_store(address, port, _HOST_SECONDS, True, late, is_master=True, fd=fd)
 
 
 def reopened(store: Store) -> Store:
@@ -191,25 +241,12 @@ def _open_tcp(
     host: str, port: int, rank: int, timeout: float, use_libuv: bool, confined: bool
 ) -> Store:
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    search = Search(host, port, timeout, confined=confined)
+    if rank == 0 and not hosted_by_agent:
+        search = Search(host, port, timeout, confined=confined)
+        return _host_store(host, port, search, use_libuv, confined)
     host_of_store = "torchrun or farcall launch" if hosted_by_agent else "rank 0"
     hint = f"; is {host_of_store} running, and is that its address?"
-    if rank == 0 and not hosted_by_agent:
-        return _host_store(host, port, search, use_libuv, confined)
-    address = search.find(hint)
-    seconds = max(search.remaining, 1.0)
-    try:
-        # torch's client asks its store whether it is there, and waits for the answer without end.
-        store: Store = bounded(
-            lambda: _tcp_store(address, port, seconds, use_libuv),
-            min(seconds, _NO_LIMIT),
-            search.late(hint, "what listens there has answered one question, and not the next"),
-        )
-    except FarcallError:
-        raise
-    except RuntimeError as error:  # it ended just now
-        raise search.late(hint) from error
-    store.set_timeout(timedelta(seconds=timeout or _NO_LIMIT))
+    store = connect_to_store(host, port, timeout, hint=hint, use_libuv=use_libuv, confined=confined)
     if hosted_by_agent:
         # The agent's store outlives its workers: without this, workers that torchrun restarts
         # would meet the records of the ones before.
@@ -220,9 +257,14 @@ def _open_tcp(
 
 def _host_store(host: str, port: int, search: Search, use_libuv: bool, confined: bool) -> Store:
     addresses = search.resolve("; is it the name of rank 0's machine?")
+    late = search.late("", "the store that this process hosts does not answer it")
+
+    def host_it(at: str, port: int, fd: int | None = None) -> Store:
+        return _tcp_store(at, port, search.remaining, use_libuv, late, is_master=True, fd=fd)
+
     try:
         if not confined:
-            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+            return host_it(LOOPBACK[0], port)
         try:
             listener = listen_on_loopback(addresses, port)
         except OSError as error:
@@ -230,11 +272,9 @@ def _host_store(host: str, port: int, search: Search, use_libuv: bool, confined:
                 raise
             # Perhaps a store of this process has it, such as that of `init_process_group`: torch
             # shares its own stores within a process, and fails if it is another's.
-            return _tcp_store(LOOPBACK[0], port, search.remaining, use_libuv, is_master=True)
+            return host_it(LOOPBACK[0], port)
         own, port = listener.getsockname()[:2]
-        return _tcp_store(
-            own, port, search.remaining, use_libuv, is_master=True, fd=listener.detach()
-        )
+        return host_it(own, port, listener.detach())
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise RendezvousError(f"rank 0 can't host a store at {host}:{port}: {reason}") from error
@@ -245,21 +285,35 @@ def _tcp_store(
     port: int,
     seconds: float,
     use_libuv: bool,
+    late: Exception,
     *,
     is_master: bool = False,
     fd: int | None = None,
 ) -> TCPStore:
-    return TCPStore(
-        host,
-        port,
-        None,
-        is_master,
-        timeout=timedelta(seconds=max(1.0, min(seconds, _NO_LIMIT))),
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=fd,
-        use_libuv=use_libuv,
-    )
+    """Return a client of a store, the only way to make one here.
+
+    torch's client asks its store whether it is there, and waits for the answer without end.
+
+    Args:
+        late: raised when the client is not made in so many seconds, or one if those are less.
+        is_master: host the store in this process, too; `fd`: with a socket that listens.
+    """
+    seconds = max(1.0, min(seconds, _NO_LIMIT))
+
+    def make() -> TCPStore:
+        return TCPStore(
+            host,
+            port,
+            None,
+            is_master,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=fd,
+            use_libuv=use_libuv,
+        )
+
+    return bounded(make, seconds, late)
 
 
 def _open_file(url: SplitResult, world_size: int, timeout: float) -> Store:
