@@ -28,6 +28,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.runtime.calls.methods import RemoteMethod
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership import fixed_group, rendezvous
+from farcall.runtime.membership.signing import Membership, SecretSigner
 from farcall.serde import Serializer
 from farcall.transport.connect import handshake
 from farcall.transport.connect.certificates import made_of
@@ -43,6 +44,7 @@ from farcall.transport.connect.handshake_messages import (
     Identity,
     Proof,
     Ready,
+    Refuse,
 )
 from farcall.transport.connect.knock import knock
 from farcall.transport.connect.listening import Listening
@@ -148,6 +150,12 @@ def plain_hello(**changes: Any) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
+def refusal(reason: str, code: Any) -> bytes:
+    """Return a refusal of a connection, as it goes over the wire."""
+    data = _message(Refuse(reason, code))
+    return LENGTH.pack(len(data)) + data
+
+
 def rest_of_handshake(secured: bool) -> bytes:
     """Return what a dialler says behind its hello, without having listened."""
     messages: list[Any] = [Proof(secrets.token_bytes(32))] if secured else []
@@ -200,7 +208,7 @@ def accepting_side(secret: str) -> Conversation[handshake.Met]:
 
 def dialling_side(secret: str) -> Conversation[handshake.Met]:
     """Return a worker's side of a handshake with the server that it has dialled."""
-    wanted = handshake._Wanted(new_incarnation(), "w1")
+    wanted = handshake.Wanted(new_incarnation(), "w1")
     return Conversation(
         lambda channel: handshake._connect(channel, _identity(), _terms(secret), wanted)
     )
@@ -275,17 +283,51 @@ class Session:
         return bytes(data)
 
 
-def enter(url: str, secret: str | None, **me: Any) -> Session:
+def enter(url: str, secret: str | None, seconds: float = PATIENCE, **me: Any) -> Session:
     """Do the dialler's handshake as whoever `me` says, with a secret if there is one."""
     sock = dial(url)
     identity = Identity(**{"name": "mallory", "id": 7, "incarnation": new_incarnation(), **me})
     key = None if secret is None else secret.encode()
     over_tls = key is not None and sock.family != socket.AF_UNIX
     terms = Terms(key, SecretCertificates(key) if key is not None and over_tls else None)
-    deadline = time.monotonic() + PATIENCE
-    met = handshake.connect(sock, identity, terms, expects=0, deadline=deadline)
+    deadline = time.monotonic() + seconds
+    try:
+        met = handshake.connect(sock, identity, terms, expects=0, deadline=deadline)
+    except BaseException:
+        sock.close()
+        raise
     sock.settimeout(PATIENCE)
     return Session(sock, met)
+
+
+ENTER_SECONDS, FAILED_ENTRIES = 5.0, 8
+_sessions: list[Session] = []
+
+
+def open_links(urls: list[str], secret: str, count: int, *, invents: bool) -> int:
+    """Open links as this member, or as workers that it invents, and keep them.
+
+    Returns:
+        How many handshakes came to their end, of so many tries at each address, or fewer if it has
+        no success any more.
+    """
+    name, number, incarnation = me()
+    signer = Membership("farcall/open", SecretSigner(secret.encode()))
+    made = failed = 0
+    for url, attempt in itertools.product(urls, range(count)):
+        identity = Identity(name, number, incarnation)
+        if invents:
+            identity = Identity(f"m{attempt}", 1000 + attempt, new_incarnation())
+        shown = {"membership": signer.shown_by(identity).membership}
+        fields = {"name": identity.name, "id": identity.id, "incarnation": identity.incarnation}
+        try:
+            _sessions.append(enter(url, secret, ENTER_SECONDS, **fields, **shown))
+            made, failed = made + 1, 0
+        except OSError:
+            failed += 1
+            if failed > FAILED_ENTRIES:
+                break
+    return made
 
 
 # Steps of a member that turned: its worker is honest, and its own links carry what it forges.

@@ -43,7 +43,7 @@ from farcall.runtime.membership.signing import SecretSigner, Signer, Unsigned
 from farcall.serde import Only, Serializer, dump_failure, load_failure
 from farcall.transport.connect.conversation import Conversation
 from farcall.transport.connect.credentials import SecretCertificates, Terms
-from farcall.transport.connect.handshake import _greet, _Wanted, accepting
+from farcall.transport.connect.handshake import Wanted, accepting, greet
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
     Hello,
@@ -164,7 +164,7 @@ def handshakes() -> Iterable[bytes]:
         for message in (*hellos, Proof(bytes(32)), Ready(), Refuse("no", "link")):
             data = msgspec.msgpack.encode(message)
             yield bytes([first]) + LENGTH.pack(len(data)) + data
-    tls = Conversation(lambda channel: _greet(channel, US, TERMS[2], _Wanted()))
+    tls = Conversation(lambda channel: greet(channel, US, TERMS[2], Wanted()))
     yield b"\2" + tls.take()
 
 

@@ -22,11 +22,12 @@ import pytest
 from sides import BareLink, Side, SideMaker
 from stations import PATIENCE, soon
 
-from farcall.ids import Worker, new_incarnation
-from farcall.transport.connect import dialling, handshake
+from farcall.ids import Worker, new_incarnation, nth_incarnation
+from farcall.transport.connect import dialling, guests, handshake
+from farcall.transport.connect.conversation import Conversation, drive
 from farcall.transport.connect.credentials import Terms
 from farcall.transport.connect.guests import Guest
-from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.handshake_messages import Identity, Unfinished
 from farcall.transport.connect.knock import knock
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry
@@ -265,7 +266,9 @@ def greeted(worker: Worker, stack: contextlib.ExitStack) -> socket.socket:
     dialled = dialling.dial(worker.addresses[-1], PATIENCE, PATIENCE)
     assert dialled is not None
     me = Identity("stranger", 7, new_incarnation())
-    handshake.ask(dialled[0], me, Terms(), expects=worker.incarnation, deadline=soon())
+    wanted = handshake.Wanted(worker.incarnation)
+    greeting = Conversation(lambda channel: handshake.greet(channel, me, Terms(), wanted))
+    drive(dialled[0], greeting, soon())
     return stack.enter_context(dialled[0])
 
 
@@ -309,3 +312,38 @@ def test_time_that_admission_takes_is_not_the_strangers() -> None:
         visitor.leave(11.0)
         visitor.come_back(111.0)
         assert visitor.until == before + 100.0
+
+
+def link_of(me: Identity, to: Side, stack: contextlib.ExitStack) -> None:
+    """Make a link as a worker of that identity, beside those that it has."""
+    before = len(to.connections.links())
+    dialled = dialling.dial(to.worker.addresses[-1], PATIENCE, PATIENCE)
+    assert dialled is not None
+    handshake.connect(stack.enter_context(dialled[0]), me, Terms(), expects=0, deadline=soon())
+    until = soon()
+    while len(to.connections.links()) == before:
+        assert time.monotonic() < until
+
+
+def test_member_has_a_bounded_number_of_links(side: SideMaker) -> None:
+    distant, me = side("distant"), Identity("near", 7, new_incarnation())
+    with contextlib.ExitStack() as stack:
+        for _ in range(guests.MOST_LINKS):
+            link_of(me, distant, stack)
+        again = msgspec.structs.replace(me, incarnation=nth_incarnation(me.incarnation, 1))
+        for one in (me, again):
+            with pytest.raises(Unfinished):
+                link_of(one, distant, stack)
+        link_of(Identity("other", 8, new_incarnation()), distant, stack)
+
+
+def test_members_leave_descriptors_to_the_program(
+    side: SideMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distant = side("distant")
+    with contextlib.ExitStack() as stack:
+        link_of(Identity("near", 7, new_incarnation()), distant, stack)
+        highest = max(link.connection.sock.fileno() for link in distant.connections.links())
+        monkeypatch.setattr(guests, "descriptor_limit", lambda: highest + guests.SPARE_OF_LINKS)
+        with pytest.raises(Unfinished):
+            link_of(Identity("other", 8, new_incarnation()), distant, stack)

@@ -218,9 +218,9 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
 ) -> None:
     hello = a_hello(secured=False, shm=1, zero_copy=True, streams=2, link=b"", joins=b"")
     items = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))
-    last = [1, True, 2, b"", b"", "", [], 0, b"", True, b"", "", False, False, "", 0]
+    last = [1, True, 2, b"", b"", "", [], 0, b"", True, b"", "", False, False, "", 0, False]
     assert items[-len(last) :] == last
-    del items[-missing - 6 :]
+    del items[-missing - 7 :]
 
     def older() -> Identity:
         say(pair[0], items)

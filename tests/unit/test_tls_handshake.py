@@ -390,7 +390,7 @@ def test_certificate_of_another_authority_is_refused_on_both_sides(
 
 
 def expire(monkeypatch: pytest.MonkeyPatch, authority: Authority, name: str) -> Terms:
-    """A worker whose certificate was good when it began, and has expired since."""
+    """Return the terms of a worker whose certificate has expired since it began."""
     with monkeypatch.context() as patch:
         patch.setattr("farcall.transport.connect.credentials._check_time", lambda *_: None)
         return of(authority.issue(name, days=-1))

@@ -24,7 +24,7 @@ import farcall.threads
 from farcall.runtime.membership import hosts
 from farcall.runtime.threads import bell
 from farcall.transport import forks, spin, waiter, watch
-from farcall.transport.connect import visitors
+from farcall.transport.connect import guests
 from simulator.system.files import Kernel
 from simulator.system.locks import Threading, me_of
 from simulator.system.network import Network
@@ -125,7 +125,7 @@ def _table(system: System) -> dict[int, Any]:
         (bell.Bell, bell.LockBell),
         (forks.keep_from_children, lambda sock: None),
         (spin.spare_cores, lambda: 0),
-        (visitors.descriptor_limit, lambda: sys.maxsize),
+        (guests.descriptor_limit, lambda: sys.maxsize),
         (hosts.host_id, host_id),
         (prefix_store, SimPrefixStore),
     ]

@@ -194,6 +194,43 @@ def check_user(sock: socket.socket) -> None:
         )
 
 
+def check_process(sock: socket.socket, pid: int) -> None:
+    """Refuse another process than a worker's at the other end of a Unix socket that we dialled.
+
+    The kernel says which process listens. A worker counts its pid in its own namespace, which may
+    be another one than ours; where that can't be seen, any process passes.
+
+    Args:
+        pid: of the worker; 0 if it is unknown.
+
+    Raises:
+        PermissionError: it is another one; the message names it.
+    """
+    seen, _ = _credentials(sock)
+    if not pid or not seen or pid == seen:
+        return
+    own = _pid_in_its_namespace(seen)
+    if own not in (None, pid):
+        raise PermissionError(f"pid {seen} listens there, not the worker, which is pid {pid}")
+
+
+def _pid_in_its_namespace(seen: int) -> int | None:
+    """Return the pid that a process has for itself, given what it is here; None if it can't be had.
+
+    It is 0 if there is no such process any more.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # of another namespace
+            return None
+        with open(f"/proc/{seen}/status", encoding="utf-8", errors="replace") as file:
+            numbers = [line.split() for line in file if line.startswith("NSpid:")]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if os.path.exists("/proc/self/status") else None
+    except OSError:
+        return None
+    return int(numbers[0][-1]) if numbers and numbers[0][-1].isdecimal() else None
+
+
 def process_at(sock: socket.socket) -> str:
     """The process that connected, or listens. Its pid is 0 if it can't be seen from here."""
     pid, uid = _credentials(sock)

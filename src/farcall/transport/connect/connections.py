@@ -101,7 +101,7 @@ class Connections(Generic[L]):
         self._listening = listening
         self._credentials = listening.credentials()
         self._open_link = open_link
-        self._give_up = give_up or _is_closed_with_its_socket
+        self._give_up = give_up or (lambda _: None)  # its socket is closed
         self._join = join or _has_no_more
         self._lock = threading.Lock()  # guards the tables of links
         self._links: dict[L, None] = {}  # in the order in which they were made
@@ -253,7 +253,9 @@ class Connections(Generic[L]):
         addresses.tune(sock)
         if not addresses.is_unix(sock):
             dark_hosts.limit(sock, self._listening.dead_host_timeout)
-        return Guest(self.me, self._credentials.over(sock), self._listening, self._joinable)
+        terms = self._credentials.over(sock)
+        guest = (self.me, terms, self._listening, self._joinable)
+        return Guest(*guest, sock.fileno(), self.links)
 
     def _on_proven(self, visitor: Visitor) -> None:
         with self._lock:
@@ -439,10 +441,6 @@ def _as_met(peer: Identity) -> Identity:
     return msgspec.structs.replace(
         peer, incarnation=nth_incarnation(peer.incarnation, peer.meeting)
     )
-
-
-def _is_closed_with_its_socket(link: object) -> None:
-    pass
 
 
 def _has_no_more(link: object, sock: socket.socket, keys: Keys | None) -> None:

@@ -40,7 +40,7 @@ CHECK_SECRET = "check FARCALL_SECRET on both workers"
 
 _COARSE = 2_000_000_000  # nanoseconds between two times of a file, at most, on any file system
 
-_EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
+EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE = 10, 9, 26  # X509_V_ERR_... of OpenSSL
 
 
 T = TypeVar("T")
@@ -299,7 +299,8 @@ class FileCertificates:
     def refused(self, verify_code: int, message: str) -> str:
         ca = self._config.ca
         what = {
-            _EXPIRED: "has expired: renew it; a running worker reads it again",
+            EXPIRED: "has expired: renew it (its worker's log names the file); a running worker "
+            "reads it again",
             _NOT_YET_VALID: "is not valid yet: check the clocks of both hosts",
             _WRONG_PURPOSE: "is not good for servers and for clients: issue it for both",
         }.get(verify_code, f"({message}) is not of our CA, {ca}: take one CA for all workers")

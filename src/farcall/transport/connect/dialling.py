@@ -51,22 +51,23 @@ def seconds_until(deadline: float) -> float:
     return max(0.0, min(deadline - time.monotonic(), MAX_SECONDS))
 
 
-def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | None:
+def dial(url: str, timeout: float, bound: float, pid: int = 0) -> tuple[socket.socket, str] | None:
     """Connect to an address; return the connection, and the path in words, for messages.
 
     Args:
         timeout: seconds that TCP may take; a Unix socket connects, or fails, at once.
         bound: seconds after which a host that does not answer counts as dead.
+        pid: of the worker that is to be there; 0 if it is unknown. See `addresses.check_process`.
 
     Returns:
         None if the address means nothing here: it is of a kind that this platform does not have, or
         a Unix name without a listener, as all those of other hosts are.
 
     Raises:
-        OSError: it can't be reached, or a process of another user listens on a Unix name.
+        OSError: it can't be reached, or another process than the worker's listens on a Unix name.
     """
     if url.startswith(UNIX):
-        return _dial_unix(url.removeprefix(UNIX))
+        return _dial_unix(url.removeprefix(UNIX), pid)
     place = addresses.tcp_of(url)
     if place is None:
         return None
@@ -74,7 +75,7 @@ def dial(url: str, timeout: float, bound: float) -> tuple[socket.socket, str] | 
     return sock, f"tcp {addresses.join(*place)}"
 
 
-def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
+def _dial_unix(name: str, pid: int) -> tuple[socket.socket, str] | None:
     if sys.platform != "linux":
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,6 +85,7 @@ def _dial_unix(name: str) -> tuple[socket.socket, str] | None:
         sock.setblocking(False)
         sock.connect(f"\0{name}".encode())
         addresses.check_user(sock)
+        addresses.check_process(sock, pid)
         addresses.tune(sock)
         return sock, f"unix {addresses.process_at(sock)}"
     except ConnectionRefusedError:
@@ -294,7 +296,7 @@ class Dialler(Generic[T]):
         if url == self._ways.urls[0]:
             self._refusals.clear()
         try:
-            found = dial(url, seconds_until(until), self._bound)
+            found = dial(url, seconds_until(until), self._bound, self._worker.pid)
         except OSError as error:
             return self._failed(url, failure_of(error), _reason(error))
         if found is None:
@@ -341,7 +343,7 @@ class Dialler(Generic[T]):
 def failure_of(error: OSError) -> Failure:
     """Return what it says of a worker that connecting to its address failed so."""
     if isinstance(error, PermissionError) and error.errno is None:
-        return Failure.ABSENT  # a process of another user listens there
+        return Failure.ABSENT  # a process of another user, or none of the worker's, listens there
     if isinstance(error, socket.gaierror):
         return Failure.NO_ANSWER  # names of hosts come and go while these live
     if isinstance(error, ConnectionRefusedError):

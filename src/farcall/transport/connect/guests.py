@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from farcall.ids import original
 from farcall.transport.connect import handshake
+from farcall.transport.connect.connection import KeptLink
 from farcall.transport.connect.credentials import Terms
-from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.handshake_messages import Identity, Unfinished
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry
+
+# Links with one worker, in both directions: it has one in each, and some that end just now.
+MOST_LINKS = 8
+# Descriptors that links leave to the program: fewer than visitors leave (`visitors.py`), so that a
+# member gets in while a flood of strangers has all that it may have.
+SPARE_OF_LINKS = 8
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have."""
+    return os.sysconf("SC_OPEN_MAX")
+
+
+def _no_links() -> Sequence[KeptLink]:
+    return ()
 
 
 class Guest:
@@ -19,6 +38,8 @@ class Guest:
         terms: what is required of it, and shown.
         listening: whom to let in.
         joinable: the links that it may join.
+        fd: the descriptor of the connection.
+        links: gives the links that there are.
 
     Attributes:
         conversation: our side of it.
@@ -27,9 +48,17 @@ class Guest:
     """
 
     def __init__(
-        self, me: Identity, terms: Terms, listening: Listening, joinable: StreamRegistry[Any]
+        self,
+        me: Identity,
+        terms: Terms,
+        listening: Listening,
+        joinable: StreamRegistry[Any],
+        fd: int = -1,
+        links: Callable[[], Sequence[KeptLink]] = _no_links,
     ) -> None:
         self.me = me
+        self._fd = fd
+        self._links = links
         self._listening = listening
         self._joinable = joinable
         self.reason: str | None = None
@@ -41,6 +70,7 @@ class Guest:
     def _admit(self, peer: Identity) -> str | None:
         if peer.asks:
             return None
+        self._check_room(peer)
         self.reason = self._listening.vouch(peer)
         if self.reason is None and not peer.joins:
             self.reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
@@ -49,6 +79,24 @@ class Guest:
             if self.reason is None and not peer.joins:
                 self.expects = peer.link
         return self.reason
+
+    def _check_room(self, peer: Identity) -> None:
+        """Keep a member from taking all descriptors of this process.
+
+        Raises:
+            Unfinished: it has had its share. A member that is honest tries again.
+        """
+        limit = descriptor_limit()
+        # The system gives out the lowest descriptor that is free.
+        if self._fd >= limit - SPARE_OF_LINKS:
+            raise Unfinished(
+                f"this process has hardly any of its {limit} descriptors left: raise the limit "
+                "(ulimit -n)"
+            )
+        begun = original(peer.incarnation)
+        links = sum(original(link.peer.incarnation) == begun for link in self._links())
+        if links >= MOST_LINKS and not peer.joins:
+            raise Unfinished(f"worker {peer.name!r} has {links} links to this one already")
 
     def turn_away(self) -> None:
         """No link comes of it: let nobody wait for that."""

@@ -75,6 +75,7 @@ from farcall.transport.connect.knock import is_knock, is_right, knock
 from farcall.transport.connect.listening import first_meeting
 from farcall.transport.connect.tls import BEGINNING, NotTls, TlsStream, is_tls
 
+PRESENCE = "presence"  # what the proof of an acceptor is for that is only asked whether it is there
 _CHECK_TLS = "set FARCALL_SECRET, or FARCALL_TLS_CERT, _KEY and _CA, on both workers"
 
 
@@ -90,12 +91,13 @@ class Met(NamedTuple):
     keys: Keys | None
 
 
-class _Wanted(NamedTuple):
-    """The worker that a connector means; see `connect`."""
+class Wanted(NamedTuple):
+    """The worker that a connector means; see `connect`. `probes`: it is to prove itself at once."""
 
     incarnation: int = 0
     name: str = ""
     address: str = ""
+    probes: bool = False
 
 
 def connect(
@@ -128,31 +130,23 @@ def connect(
         LinkError: another incarnation, name or version; or refused.
         Unfinished: closed, or out of time: the peer may be alive.
     """
-    wanted = _Wanted(expects, expects_name, expects_address)
+    wanted = Wanted(expects, expects_name, expects_address)
     return drive(sock, Conversation(lambda channel: _connect(channel, me, terms, wanted)), deadline)
 
 
-def ask(
-    sock: socket.socket,
-    me: Identity,
-    terms: Terms,
-    *,
-    expects: int,
-    deadline: float,
-    expects_name: str = "",
-    expects_address: str = "",
-) -> None:
-    """Return if a worker says at the other end of a socket that it is that incarnation.
+def check_presence(
+    channel: Channel, secret: bytes, greeting: tuple[Hello, Hello, bytes, bytes]
+) -> Script[None]:
+    """Check that the acceptor knows the secret, of which the connector's hello has asked it.
 
-    It need not prove it, but for TLS: nothing else is said, and no link comes of it. Otherwise like
-    `connect`.
+    Args:
+        greeting: what `greet` has returned.
 
     Raises:
-        NotHere: it is another one.
-        AuthenticationFailed, BadFrame, LinkError, Unfinished: as from `connect`.
+        Refusal, BadFrame: it has not proven it.
     """
-    wanted = _Wanted(expects, expects_name, expects_address)
-    drive(sock, Conversation(lambda channel: _greet(channel, me, terms, wanted)), deadline)
+    _, answer, mine, theirs = greeting
+    yield from _check_proof(channel, answer.identity, _digest(secret, PRESENCE, mine, theirs))
 
 
 def accepting(
@@ -182,12 +176,19 @@ def accepting(
     return Conversation(lambda channel: _accept(channel, me, terms, admit, meeting))
 
 
-def _greet(
-    channel: Channel, me: Identity, terms: Terms, wanted: _Wanted
+def greet(
+    channel: Channel, me: Identity, terms: Terms, wanted: Wanted
 ) -> Script[tuple[Hello, Hello, bytes, bytes]]:
-    """Return both hellos, the connector's first, and their bytes as they went over the wire."""
+    """Begin as the connector, and learn the identity of the acceptor.
+
+    But for TLS it has yet to be proven.
+
+    Returns:
+        Both hellos, the connector's first, and their bytes as they went over the wire.
+    """
+    shown = terms.shown(me)  # first: an error of its own says more than the refusal of the peer
     yield from _secure(channel, terms)
-    hello = _hello(terms.shown(me), terms, wanted)
+    hello = _hello(shown, terms, wanted)
     mine = channel.send(hello)
     answer, theirs = yield from channel.receive()
     if not isinstance(answer, Hello):
@@ -218,8 +219,8 @@ def _secure(channel: Channel, terms: Terms) -> Script[None]:
     channel.stream = stream
 
 
-def _connect(channel: Channel, me: Identity, terms: Terms, wanted: _Wanted) -> Script[Met]:
-    hello, answer, mine, theirs = yield from _greet(channel, me, terms, wanted)
+def _connect(channel: Channel, me: Identity, terms: Terms, wanted: Wanted) -> Script[Met]:
+    hello, answer, mine, theirs = yield from greet(channel, me, terms, wanted)
     if terms.secret is not None:
         channel.send(Proof(_digest(terms.secret, "connector", mine, theirs)))
         expected = _digest(terms.secret, "acceptor", mine, theirs)
@@ -251,16 +252,18 @@ def _accept(
     # The acceptor finds every disagreement that an honest connector would find, and finds it
     # first: a connector without a secret has no later message in which to be refused.
     _check_common(channel, hello, terms)
-    _check_expected(me, _Wanted(hello.expects, hello.expects_name, hello.expects_address))
+    _check_expected(me, Wanted(hello.expects, hello.expects_name, hello.expects_address))
     channel.stage = Stage.GREETED
     me = msgspec.structs.replace(me, meeting=meeting(hello.incarnation))
     peer = _agreed(hello, me)
-    answer = _hello(me, terms, _Wanted())
+    answer = _hello(me, terms, Wanted())
     if terms.secret is None:
         yield from _check_admitted(channel, peer, admit)
         mine = channel.send(answer)
     else:
         mine = channel.send(answer)
+        if hello.probes:
+            channel.send(Proof(_digest(terms.secret, PRESENCE, theirs, mine)))
         expected = _digest(terms.secret, "connector", theirs, mine)
         yield from _check_proof(channel, hello.identity, expected)
         channel.is_trusted = True
@@ -313,7 +316,7 @@ def _keys(
     return keys_of(connector.key + acceptor.key, salt, encrypts=terms.encrypts)
 
 
-def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
+def _hello(me: Identity, terms: Terms, wanted: Wanted) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=VERSION,
@@ -342,6 +345,7 @@ def _hello(me: Identity, terms: Terms, wanted: _Wanted) -> Hello:
         asks=me.asks,
         role=me.role,
         pid=me.pid,
+        probes=wanted.probes,
     )
 
 
@@ -384,7 +388,7 @@ def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
             )
 
 
-def _check_expected(actual: Identity, wanted: _Wanted) -> None:
+def _check_expected(actual: Identity, wanted: Wanted) -> None:
     """Is this the worker that the connector wants, and is it where that believes it to be?"""
     name = printable(actual.name)
     if wanted.name not in ("", actual.name):

@@ -81,6 +81,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
 
     `key`: this side's half of what the keys of the connection are made of; empty outside TLS.
     `encrypts`: they are to encrypt, and not only to authenticate.
+    `probes`: of the dialler: it wants no link, and a proof of the secret behind the answer.
 
     New fields go last and have defaults: a later version must be able to read an older hello, to
     say clearly that the versions differ.
@@ -113,6 +114,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     asks: bool = False
     role: Role = ""
     pid: Count = 0
+    probes: bool = False
 
     @property
     def identity(self) -> Identity:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.connect.conversation import Script, Wire
-from farcall.transport.connect.credentials import Certificates, names_of
+from farcall.transport.connect.credentials import EXPIRED, Certificates, names_of
 from farcall.transport.connect.handshake_messages import Ended
 
 BEGINNING = 3  # bytes that tell TLS from a message in plain
@@ -35,6 +35,12 @@ def is_tls(beginning: bytes) -> bool:
     """Return whether somebody who connected begins with a handshake of TLS."""
     # A message in plain that is so long would have a zero in the third place.
     return beginning[:2] == b"\x16\x03" and beginning[2] != 0
+
+
+def has_shown_an_expired_one(error: BaseException) -> bool:
+    """Return whether TLS has failed since the peer's certificate, of our authority, has expired."""
+    cause = error.__cause__
+    return isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code == EXPIRED
 
 
 class NotTls(BadFrame):

@@ -8,12 +8,11 @@ flood of strangers costs a bounded amount, and keeps nobody out who is quicker t
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 
 from farcall.transport.connect.conversation import PARTING_SECONDS, Stage
-from farcall.transport.connect.guests import Guest
+from farcall.transport.connect.guests import Guest, descriptor_limit
 from farcall.transport.connect.handshake_messages import LIMIT
 
 HELLO_SECONDS = 2.0  # from the connection to the peer's hello
@@ -22,11 +21,6 @@ MOST = 64
 MOST_OF_ORIGIN = 16
 SPARE_DESCRIPTORS = 16  # that are left to the program, by closing visitors
 PIECES = 16  # that are received from one visitor before the others have their turn
-
-
-def descriptor_limit() -> int:
-    """Return how many descriptors this process may have."""
-    return os.sysconf("SC_OPEN_MAX")
 
 
 class Visitor:
