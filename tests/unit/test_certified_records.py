@@ -24,7 +24,7 @@ from patience import PATIENCE
 from test_signed_records import altered, copy, put, raw, worker
 from torch.distributed import HashStore, PrefixStore, Store
 
-from farcall.errors import RendezvousError
+from farcall.errors import AuthenticationFailed, RendezvousError
 from farcall.ids import Worker
 from farcall.runtime.membership import certificate_signer, fixed_group, rendezvous
 from farcall.runtime.membership.certificate_signer import CertificateSigner
@@ -415,11 +415,14 @@ def test_a_record_is_believed_until_its_certificate_expires_and_again_when_it_is
     newcomer = Rendezvous(store, "farcall/open", authority.signer("w0", days=(-1, 9)))
     membership = Membership("farcall/open", authority.signer("w2", days=(-1, 9)))
     shows = Membership("farcall/open", group._signer)
+    shown = shows.shown_by(Identity("w1", 1, 7))
     assert newcomer.find("w1") is not None
     clock(3)
     assert newcomer.find("w1") is newcomer.find(1) is None
     assert "has expired on" in lines()[0]
-    assert "has expired on" in str(membership.vouch(shows.shown_by(Identity("w1", 1, 7))))
+    assert "has expired on" in str(membership.vouch(shown))
+    with pytest.raises(AuthenticationFailed, match=r"w1\.crt has expired on .*: renew it;"):
+        shows.shown_by(Identity("w1", 1, 7))
     assert not group.is_outdated()
     authority.issue("w1", "w1")
     assert membership.vouch(shows.shown_by(Identity("w1", 1, 7))) is None

@@ -9,7 +9,7 @@ import pytest
 from behaviour.helpers import wait_until
 from patience import PATIENCE
 
-from farcall.errors import LinkError
+from farcall.errors import AuthenticationFailed, LinkError
 from farcall.ids import Worker
 from farcall.protocol.worker import Calls
 from farcall.runtime.membership import searching
@@ -60,6 +60,12 @@ def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | 
     reach.completion = [None]
     search.begin(PEER, times_met=0)
     wait_until(lambda: reach.attempts == 4 and not search_threads())
+
+
+def test_credential_that_is_none_may_be_renewed(reach: Reach, search: Search) -> None:
+    reach.completion = [AuthenticationFailed("our certificate has expired"), None]
+    search.begin(PEER, times_met=0)
+    wait_until(lambda: reach.attempts == 2 and not search_threads())
 
 
 @pytest.mark.parametrize(("times_met", "seconds"), [(0, 1.0), (3, 8.0), (9, 30.0)])

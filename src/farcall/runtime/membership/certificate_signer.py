@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from farcall.log import get_logger
 from farcall.plain import encode_msgpack
 from farcall.runtime.membership.signing import signed_parts
 from farcall.transport.connect.certificates import names_of
@@ -37,6 +38,8 @@ from farcall.transport.connect.credentials import (
     refuse_passphrase,
 )
 from farcall.transport.connect.handshake_messages import MAX_MEMBERSHIP
+
+logger = get_logger("farcall")
 
 MOST_BELIEVED = 4096  # chains that are remembered
 _LABEL = b"farcall certificate 1"
@@ -87,7 +90,8 @@ class _Files:
             own = self.believed(self.chain)
         except NotBelieved as error:
             raise ValueError(f"other workers would not believe this one: {error}") from error
-        self.names = own.names
+        self.names, self.span = own.names, own.span
+        self.is_own = certificates[0].not_valid_after_utc <= own.span.end  # what expires first
         if _bytes_of(own.key) != _bytes_of(self.key.public_key()):
             raise ValueError("the key of TlsConfig does not belong to the certificate")
 
@@ -138,10 +142,13 @@ class CertificateSigner:
         self._seal = seal
         self._name = name
         self._files = Renewed(config, "signatures", self._read)
+        self._lock = threading.Lock()  # guards what follows
+        self._said: tuple[_Files, str] | None = None  # what the log was told last, of which files
+        self._current()
 
     def sign(self, data: bytes) -> bytes:
         """See `Signer`."""
-        files = self._files.get()
+        files = self._current()
         return encode_msgpack(
             _Signature(files.chain, sign(files.key, self._signed(files.chain, data)))
         )
@@ -158,7 +165,7 @@ class CertificateSigner:
                 "workers, or FARCALL_SECRET"
             )
         try:
-            believed = self._files.get().believed(said.chain)
+            believed = self._current().believed(said.chain)
             if self._config.names:
                 check_name(believed.names, name)
             check_signature(believed.key, self._signed(said.chain, data), said.proof)
@@ -168,7 +175,34 @@ class CertificateSigner:
 
     def credential(self) -> bytes:
         """See `Signer`."""
-        return signed_parts(*self._files.get().chain)
+        return signed_parts(*self._current().chain)
+
+    def problem(self) -> str | None:
+        """See `Signer`."""
+        files = self._current()
+        return self._expiry(files) if files.span.is_over(now()) else None
+
+    def _current(self) -> _Files:
+        """Return what the files hold now.
+
+        The log says once of a certificate that it is about to expire, and once that it has.
+        """
+        files = self._files.get()
+        if files.span.is_nearly_over(now()):
+            text = self._expiry(files)
+            with self._lock:
+                is_new, self._said = self._said != (files, text), (files, text)
+            if is_new:
+                logger.warning("%s", text)  # without the lock: a handler may make a link
+        return files
+
+    def _expiry(self, files: _Files) -> str:
+        cert, end = self._config.cert, f"{files.span.end:%Y-%m-%d %H:%M:%S} UTC"
+        what = f"{'' if files.is_own else 'the authority of '}this worker's certificate {cert}"
+        advice = "renew it; a running worker reads it again"
+        if files.span.is_over(now()):
+            return f"{what} has expired on {end}, so there are no new links to others: {advice}"
+        return f"{what} expires on {end}: {advice}"
 
     def _read(self, cert: bytes, key: bytes, ca: bytes) -> _Files:
         config = self._config

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from farcall.errors import LinkError
+from farcall.errors import AuthenticationFailed, LinkError
 from farcall.log import get_logger
 from farcall.runtime.membership.peers import Peer
 from farcall.transport.base import Silent
@@ -29,7 +29,8 @@ class Search:
     Args:
         name: of this worker.
         reach: tries to make a link, and takes seconds at most. It raises TimeoutError or `Silent`
-            if that proves nothing, and LinkError if there is nothing to look for any more.
+            if that proves nothing, AuthenticationFailed if a credential is none, which may be
+            renewed, and another LinkError if there is nothing to look for any more.
     """
 
     def __init__(self, name: str, reach: Callable[[Peer], None]) -> None:
@@ -76,8 +77,8 @@ class Search:
                 _, _, seconds, peer = heapq.heappop(self._due)
             try:
                 self._reach(peer)
-            except (TimeoutError, Silent) as error:
-                logger.debug("%s: %r is still silent: %s", self._name, peer.name, error)
+            except (TimeoutError, Silent, AuthenticationFailed) as error:
+                logger.debug("%s: %r is looked for again: %s", self._name, peer.name, error)
                 self._put(peer, min(2 * seconds, MOST_SECONDS))
             except LinkError as error:
                 logger.debug("%s: %r is not looked for: %s", self._name, peer.name, error)

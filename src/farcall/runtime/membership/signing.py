@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from farcall.errors import AuthenticationFailed
 from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import KEY_LENGTH, hkdf
@@ -38,6 +39,9 @@ class Signer(Protocol):
     def credential(self) -> bytes:
         """Return what tells the credential that signs from former ones of this worker."""
 
+    def problem(self) -> str | None:
+        """Return why other workers believe no signature made now, and what to do; or None."""
+
 
 class SecretSigner:
     """HMAC-SHA256 under a key that is derived from the shared secret, for this purpose alone."""
@@ -62,6 +66,10 @@ class SecretSigner:
         """See `Signer`."""
         return b""
 
+    def problem(self) -> str | None:
+        """See `Signer`."""
+        return None
+
 
 class Unsigned:
     """The signing without a credential: unsigned words of everybody are the group's."""
@@ -83,6 +91,10 @@ class Unsigned:
         """See `Signer`."""
         return b""
 
+    def problem(self) -> str | None:
+        """See `Signer`."""
+        return None
+
 
 class Membership:
     """A signature of a worker's identity and group, shown to the workers that it dials.
@@ -97,7 +109,14 @@ class Membership:
         self._signer = signer
 
     def shown_by(self, me: Identity) -> Identity:
-        """Return who this worker is, with its signature."""
+        """Return who this worker is, with its signature.
+
+        Raises:
+            AuthenticationFailed: no other worker would believe it; the message says why.
+        """
+        problem = self._signer.problem()
+        if problem is not None:
+            raise AuthenticationFailed(problem)
         return msgspec.structs.replace(me, membership=self._signer.sign(self._said(me)))
 
     def vouch(self, peer: Identity) -> str | None:

@@ -59,15 +59,27 @@ class NotBelieved(ValueError):
     """A chain, or a signature, is not to be believed. The message says why."""
 
 
+# A certificate is about to expire when so much of its time is left, and less than a day.
+_SOON, _SOON_SHARE = datetime.timedelta(days=1), 10
+
+
 class Span(NamedTuple):
     """From when until when all certificates of a chain are good."""
 
     begin: datetime.datetime
     end: datetime.datetime
 
+    def is_over(self, now: datetime.datetime) -> bool:
+        """Return whether a certificate of the chain has expired."""
+        return now > self.end
+
+    def is_nearly_over(self, now: datetime.datetime) -> bool:
+        """Return whether one is about to, so soon that it would have been renewed by now."""
+        return self.end - now < min(_SOON, (self.end - self.begin) / _SOON_SHARE)
+
     def check(self, now: datetime.datetime) -> None:
         """Raise NotBelieved outside the span."""
-        if now > self.end:
+        if self.is_over(now):
             raise NotBelieved(
                 f"its certificate has expired on {self.end:%Y-%m-%d}: renew it; a running worker "
                 "reads it again"
