@@ -15,6 +15,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred
 from farcall.runtime.calls.graph_breaks import breaks_graphs
+from farcall.runtime.context import allowed_now, current_context
 from farcall.runtime.current import current_agent
 from farcall.runtime.inspection import paths
 from farcall.runtime.inspection.reports import ARRIVAL, MemberReport
@@ -296,7 +297,7 @@ def _gather(
             raise ValueError(f"{kind}: {name!r} is none of {', '.join(sorted(names))}")
     ident = agent.group.gatherings.begin(f"{kind} {key}", names, leader)
     wants_all = kind == "all_gather" or (kind == "gather" and leader == agent.me.name)
-    arguments = (tuple(ident), agent.me.name, value, seconds, wants_all)
+    arguments = (tuple(ident), value, seconds, wants_all)
     return agent.call(leader, arrive, arguments, None, seconds and seconds + GRACE_SECONDS)
 
 
@@ -317,8 +318,16 @@ def _name_of(worker: str | WorkerInfo) -> str:
     return worker.name if isinstance(worker, WorkerInfo) else check_name(worker)
 
 
-@own_handler(ARRIVAL)
-def arrive(ident: Any, name: str, value: object, seconds: float, wants_all: bool) -> Deferred:
-    """At the leader of a gathering: note an arrival. Called remotely by this module alone."""
+@own_handler(ARRIVAL, checks_itself=True)
+def arrive(ident: Any, value: object, seconds: float, wants_all: bool) -> Deferred:
+    """At the leader of a gathering: note that the caller has come. It can't come as another."""
+    only, context = allowed_now(), current_context()
+    assert context is not None
+    assert context.job is not None
+    name = context.job.peer.name
+    meant = Ident.of(ident, name)
+    if only is not None:
+        only.check(f"{__name__}:{meant.kind}")
+    seconds = validate_timeout(seconds)
     gatherings = current_agent().group.gatherings
-    return Deferred(gatherings.arrive(Ident(*ident), name, value, seconds, wants_all=wants_all))
+    return Deferred(gatherings.arrive(meant, name, value, seconds, wants_all=wants_all))

@@ -27,7 +27,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import result_of
 from farcall.runtime.calls.graph_breaks import breaks_graphs
-from farcall.runtime.calls.policy import method_of
+from farcall.runtime.calls.policy import check_maker, method_of
 from farcall.runtime.calls.server_call import ServerCall
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
@@ -173,7 +173,7 @@ def _note(answers: SimpleQueue[Any], peer: Peer, future: torch.futures.Future[An
 
 
 def _unmet(agent: Agent) -> Iterator[Peer]:
-    """The workers of a group that is not fixed that are known to its store only."""
+    """Yield the workers of a group that is not fixed that are known to its store only."""
     missing = 0
     for id in count():
         if missing == GAP or not agent.directory.can_ask(id):
@@ -232,6 +232,7 @@ def make_named(
     ref = _call_being_served().place
     agent = current_agent()
     assert ref is not None
+    check_maker(allowed_now(), function)
     agent.names.take(name, ref)
     try:
         ask_for_name(agent, name)
@@ -267,7 +268,7 @@ def kill_object(_: str, rref: RRef[Any]) -> None:
     _end(rref, _call_being_served().peer.name)
 
 
-@own_handler("the use of a remote value", checks_itself=True)
+@own_handler("the use of a remote value", on_reference=True)
 def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
     """Handler of the statements and builtins that take a handle of `farcall.actors`."""
     method, function = _USES[use]
@@ -278,7 +279,7 @@ def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
     return function(value, *args)
 
 
-@own_handler("an attribute of a remote value", checks_itself=True)
+@own_handler("an attribute of a remote value", on_reference=True)
 def read_attribute(place: ValueSlot, name: str) -> Any:
     """Handler of the attributes of handles of `farcall.actors`."""
     value = place.get() if place.is_ready else awaited(place)

@@ -378,13 +378,13 @@ def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
     )
 
 
-@own_handler("to_here", result="the value of the reference, of type {},", checks_itself=True)
+@own_handler("to_here", result="the value of the reference, of type {},", on_reference=True)
 def fetch(place: ValueSlot) -> Any:
     """Handler of `to_here`."""
     return _when_made(place, ValueSlot.get)
 
 
-@own_handler("the type of a remote value", checks_itself=True)
+@own_handler("the type of a remote value", on_reference=True)
 def type_of(place: ValueSlot) -> Any:
     """Handler of `_get_type`."""
     return _when_made(place, lambda place: type(place.get()))
@@ -408,7 +408,7 @@ def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
     return Deferred(future, partial(place.remove_callback, made))
 
 
-@own_handler("the backward pass of a remote value", checks_itself=True)
+@own_handler("the backward pass of a remote value", on_reference=True)
 def run_backward(place: ValueSlot, context: int, retain_graph: bool) -> None:
     """Handler of `RRef.backward`."""
     _backward(place, current_agent(), context, retain_graph)
@@ -435,7 +435,7 @@ def awaited(place: ValueSlot) -> Any:
     "a method of a remote value",
     of_method="method {!r} of a remote value",
     users_arguments=2,
-    checks_itself=True,
+    on_reference=True,
 )
 def call_method(place: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from farcall import autograd as dist_autograd
 from farcall import rpc
 from farcall.errors import Refused, RemoteError, SerializationError
 from farcall.ids import NUMBER_BYTES, RefId
+from farcall.members import arrive
 from farcall.nn import FUNCTIONS as OF_MODULES
 from farcall.nn import RemoteModule
 from farcall.optim import FUNCTIONS as OF_OPTIMIZERS
@@ -26,6 +29,8 @@ from farcall.optim import DistributedOptimizer
 from farcall.rpc import Only
 from farcall.rref import call_method, fetch
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls import call_names
+from farcall.serde.functions import resolve
 from farcall.serde.pickling import Payload
 from farcall.testing.cluster import acting_as
 
@@ -74,6 +79,31 @@ def raise_own() -> None:
     raise OwnError("own")
 
 
+used: list[str] = []
+
+
+class Pretender:
+    """May arrive as data. Can be called, and has what the slot of a reference has."""
+
+    is_ready = True
+
+    def __call__(self, *args: Any) -> None:
+        used.append("called")
+
+    def get(self) -> str:
+        used.append("got")
+        return "text"
+
+    def when_ready(self, callback: Callable[[Any], None]) -> None:
+        used.append("waited for")
+        callback(self)
+
+
+@pytest.fixture(autouse=True)
+def nothing_used() -> None:
+    used.clear()
+
+
 def attack(agent: Agent, monkeypatch: pytest.MonkeyPatch, body: bytes, function: str) -> None:
     """Call w1 with these bytes in the place of arguments."""
     with monkeypatch.context() as patch:
@@ -120,8 +150,11 @@ def test_callers_have_rules_of_their_own(start: Start) -> None:
         assert rpc.rpc_sync("w2", worker_name) == "w2"
         with pytest.raises(Refused):
             rpc.rpc_sync("w2", echo, args=(1,))
-    with acting_as(agents[2]), pytest.raises(Refused):
+    unlisted = "no pattern of its policy matches the name of the caller, 'w2'"
+    with acting_as(agents[2]), pytest.raises(Refused, match=unlisted):
         rpc.rpc_sync("w2", echo, args=(1,))  # no rule is for itself
+    with acting_as(agents[2]), pytest.raises(Refused, match=unlisted):
+        rpc.RRef("text").remote().upper().to_here()
 
 
 def test_references_and_their_methods(start: Start) -> None:
@@ -233,6 +266,86 @@ def test_farcalls_own_handlers_call_nothing_but_what_is_listed(start: Start) -> 
     for handler in (call_method, fetch):
         with pytest.raises((Refused, AttributeError, TypeError, SerializationError)):
             rpc.rpc_sync("w1", handler, args=("text", "upper", (), {}))
+
+
+CALLS_OF_OBJECTS: dict[str, Callable[[], object]] = {
+    "rpc_sync": lambda: rpc.rpc_sync("w1", Pretender()),
+    "remote": lambda: rpc.remote("w1", Pretender()).to_here(),
+    "remote with a name": lambda: rpc.remote("w1", Pretender(), name="it").to_here(),
+    "supervise": lambda: rpc.supervise(Pretender(), on="w1", name="it"),
+}
+
+
+@pytest.mark.parametrize("way", CALLS_OF_OBJECTS)
+def test_object_that_may_arrive_is_not_called(start: Start, way: str) -> None:
+    start(2, policies={"w1": Only([rpc.supervise], [Pretender])})
+    with pytest.raises(Refused, match="came by value"):
+        CALLS_OF_OBJECTS[way]()
+    assert used == []
+
+
+def of_slots(name: str) -> bool:
+    parameters = [*inspect.signature(resolve(name)).parameters.values()]
+    return bool(parameters) and parameters[0].annotation == "ValueSlot"
+
+
+OF_SLOTS = [name for name in call_names._HANDLERS if name and of_slots(name)]
+
+
+def test_handlers_that_take_a_slot_say_so() -> None:
+    assert len(OF_SLOTS) >= 7
+    assert [name for name in call_names._HANDLERS if call_names.works_on_slot(name)] == OF_SLOTS
+
+
+@pytest.mark.parametrize("name", OF_SLOTS)
+def test_object_that_may_arrive_takes_no_place_of_a_reference(start: Start, name: str) -> None:
+    start(2, policies={"w1": Only([rpc.supervise], [Pretender])})
+    handler = resolve(name)
+    more = [""] * (len(inspect.signature(handler).parameters) - 1)
+    with pytest.raises(Refused, match="without a reference"):
+        rpc.rpc_sync("w1", handler, args=(Pretender(), *more))
+    assert used == []
+
+
+def all_at_once(agents: list[Agent], gather: Callable[[], Any]) -> list[Any]:
+    def act(agent: Agent) -> Any:
+        with acting_as(agent):
+            return gather()
+
+    with ThreadPoolExecutor(len(agents)) as pool:
+        return [*pool.map(act, agents)]
+
+
+def test_gatherings_are_listed(start: Start) -> None:
+    listed = Only([rpc.barrier, rpc.gather])
+    agents = start(2, policies={"w0": listed, "w1": listed})
+    assert all_at_once(agents, rpc.barrier) == [None, None]
+    assert all_at_once(agents, lambda: rpc.gather(7, "w1")) == [None, {"w0": 7, "w1": 7}]
+    with pytest.raises(Refused, match=r"'farcall\.members:all_gather'"):
+        all_at_once(agents, lambda: rpc.all_gather(1))
+
+
+@pytest.mark.parametrize(
+    "ident",
+    [
+        ("barrier ", (("w0", 1),), "w0", 0),  # of others
+        ("barrier ", (("w0", 1), ("w1", 2, 3)), "w0", 0),
+        ("barrier ", (("w0", 1), ("w1", "2")), "w0", 0),
+        ("barrier ", (("w1", 1), (5, 2)), "w0", 0),
+        ("barrier ", (("w1", 1),), "w0", [0]),
+        ("barrier ", (), "w0", 0),
+        ("arrive ", (("w1", 1),), "w0", 0),
+        (5, (("w1", 1),), "w0", 0),
+        ("barrier ", 5, "w0", 0),
+        5,
+    ],
+)
+def test_gathering_of_others_or_of_no_sense_is_refused(start: Start, ident: Any) -> None:
+    agents = start(2, policies={"w0": Only([rpc.barrier])})
+    with acting_as(agents[1]), pytest.raises((ValueError, TypeError, Refused)):
+        rpc.rpc_sync("w0", arrive, args=(ident, None, 0.0, True))
+    assert not agents[0].group.gatherings.incomplete()
+    assert all_at_once(agents, rpc.barrier) == [None, None]
 
 
 def test_payloads_without_arguments_are_strict(start: Start) -> None:

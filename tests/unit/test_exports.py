@@ -106,6 +106,7 @@ EXPORTS = {
         "RemoteTraceback",
         "Serializer",
         "StoredError",
+        "Unlisted",
         "add_note",
         "as_exception",
         "dump_failure",

@@ -16,7 +16,7 @@ from farcall.serde.loading import Attach, load_reference
 from farcall.serde.pickling import Payload
 from farcall.serde.serializer import NO_ARGUMENTS, Serializer, reason_of
 from farcall.serde.strict.objects import own_type
-from farcall.serde.strict.only import Only, check_defined, name_of_class
+from farcall.serde.strict.only import Only, Unlisted, check_defined, name_of_class
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import hide_own_frames, is_own, text_of
 
@@ -30,6 +30,7 @@ __all__ = [
     "RemoteTraceback",
     "Serializer",
     "StoredError",
+    "Unlisted",
     "add_note",
     "as_exception",
     "check_defined",

@@ -11,7 +11,7 @@ from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred
 from farcall.runtime.calls.future import Future, complete_with
-from farcall.runtime.calls.policy import method_of
+from farcall.runtime.calls.policy import check_maker, method_of
 from farcall.runtime.context import allowed_now, current_context
 from farcall.runtime.current import current_agent
 from farcall.runtime.references.values import ValueSlot
@@ -51,6 +51,7 @@ def make(
     ref = context.job.place
     assert ref is not None
     here, agent = _here(), current_agent()
+    check_maker(allowed_now(), factory)
     here.hear(heard)  # a supervisor that dies now has told of its term
     here.note_made(heard.key, child, Edition(*edition), ref)
     agent.names.take(name, ref)
@@ -87,7 +88,7 @@ def wait_until_made(_: str, rref: RRef[Any]) -> Any:
     return Deferred(future)
 
 
-@own_handler("a snapshot of a supervised object", checks_itself=True)
+@own_handler("a snapshot of a supervised object", on_reference=True)
 def save(place: ValueSlot, method: str) -> Any:
     """Return the state of a child. In its turn, if the object lets only some calls run at once."""
     _here()

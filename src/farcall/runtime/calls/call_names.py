@@ -22,10 +22,11 @@ class _Handler(NamedTuple):
     result: str
     users_arguments: int | None
     checks_itself: bool
+    on_reference: bool
 
 
 # By the name in requests. Filled while farcall's modules are imported, and never changed.
-_HANDLERS: dict[str, _Handler] = {"": _Handler("a function sent by value", "", None, False)}
+_HANDLERS: dict[str, _Handler] = {"": _Handler("a function sent by value", "", None, False, False)}
 # Handlers whose second argument is the name of a method.
 OF_METHODS: dict[str, str] = {}
 
@@ -37,6 +38,7 @@ def own_handler(
     users_arguments: int | None = None,
     result: str = "",
     checks_itself: bool = False,
+    on_reference: bool = False,
 ) -> Callable[[F], F]:
     """Register a function of farcall's that other workers call: how messages name its calls.
 
@@ -48,11 +50,15 @@ def own_handler(
         result: what its result is to the user, as a format of the name of the result's type, if
             that is not "the result of" `call`.
         checks_itself: it checks what it is asked to call, so every `Policy` allows it.
+        on_reference: it checks itself, and its first argument is the slot of a reference that the
+            caller has. Under a policy nothing else that a caller may send gets there.
     """
 
     def register(function: F) -> F:
         name = f"{function.__module__}:{function.__qualname__}"
-        _HANDLERS[name] = _Handler(call, result, users_arguments, checks_itself)
+        _HANDLERS[name] = _Handler(
+            call, result, users_arguments, checks_itself or on_reference, on_reference
+        )
         if of_method:
             OF_METHODS[name] = of_method
         return function
@@ -64,6 +70,12 @@ def checks_itself(function: str) -> bool:
     """Return whether a function of this name is a handler that every policy allows."""
     handler = _HANDLERS.get(function)
     return handler is not None and handler.checks_itself
+
+
+def works_on_slot(function: str) -> bool:
+    """Return whether a function of this name is a handler whose first argument is a slot."""
+    handler = _HANDLERS.get(function)
+    return handler is not None and handler.on_reference
 
 
 def readable(function: str, method: str = "") -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farcall.errors import Refused
-from farcall.runtime.calls.call_names import checks_itself
-from farcall.serde import Only, name_of, name_of_class
+from farcall.runtime.calls.call_names import checks_itself, works_on_slot
+from farcall.serde import Only, Unlisted, name_of, name_of_class
 
 # What a class body defines as a method. Anything else that can be called, such as a property's
 # value, a callable in an attribute, or a partial, may be another's function.
@@ -20,7 +20,6 @@ _METHODS = (
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
-NOTHING = Only()
 
 
 class Policy:
@@ -48,7 +47,7 @@ class Policy:
         for pattern, only in self._rules.items():
             if fnmatch.fnmatchcase(worker, pattern):
                 return only
-        return NOTHING
+        return Unlisted(worker)
 
 
 def check(only: Only, name: str) -> None:
@@ -58,6 +57,25 @@ def check(only: Only, name: str) -> None:
     """
     if not checks_itself(name):
         only.check(name)
+
+
+def check_target(name: str, *, is_slot: bool) -> None:
+    """Raise Refused if a handler that works on slots is called without a reference.
+
+    It would use whatever came in the place of the slot, and call what that has for methods.
+    """
+    if not is_slot and works_on_slot(name):
+        raise Refused(f"this worker does not allow calls of {name!r} without a reference")
+
+
+def check_maker(only: Only | None, function: object) -> None:
+    """Raise Refused unless the caller may call what it has sent as a function.
+
+    An object of a type that is listed may be callable. That it may arrive does not mean that it may
+    be called.
+    """
+    if only is not None:
+        only.check(name_of(function) or "")
 
 
 def method_of(only: Only | None, value: object, name: str) -> Callable[..., Any]:
@@ -95,7 +113,7 @@ def method_of(only: Only | None, value: object, name: str) -> Callable[..., Any]
             raise Refused(
                 f"this worker does not allow calls of {asked!r}"
                 + (f", which is {actual!r}" if actual not in (None, asked) else "")
-                + ": its policy=Only(functions=[...]) does not list it"
+                + f": {only.reason}"
             )
     # A builtin such as `os.system` does not bind: as a class attribute it is called as it is.
     return found.__get__(value, kind) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]

@@ -244,6 +244,7 @@ class ServerCall(Answering, eq=False):
             function = serializer.functions.resolve(request.function)
             if only is not None:
                 check_defined(request.function, function)
+                policy.check_target(request.function, is_slot=target is not None)
         else:
             function, args, kwargs = loaded
         args = args if target is None else (target, *args)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from farcall.errors import CallError, PeerLost, RpcTimeout
 from farcall.ids import original
@@ -26,6 +26,7 @@ from farcall.transport.brief_threads import BriefThreads
 MOST_KEPT = 256  # counts of gatherings before those of groups that are gone are dropped
 MOST_ENDED = 256  # gatherings that failed, of which latecomers are told
 LOOK_SECONDS = 0.5  # between two looks whether those that are missing live
+KINDS = ("all_gather", "gather", "barrier")
 
 
 class Ident(NamedTuple):
@@ -42,6 +43,32 @@ class Ident(NamedTuple):
     members: tuple[tuple[str, int], ...]
     leader: str
     number: int = 0
+
+    @classmethod
+    def of(cls, plain: Any, caller: str) -> Self:
+        """Return the identity that another worker has sent.
+
+        Args:
+            plain: what has come, of which nothing is known.
+            caller: the name of the worker, which takes part.
+
+        Raises:
+            ValueError, TypeError: it is none, or none of the caller's.
+        """
+        key, members, leader, number = plain
+        made = cls(key, tuple((name, incarnation) for name, incarnation in members), leader, number)
+        names, incarnations = zip(*made.members, strict=True)
+        is_sound = all(type(one) is str for one in (key, leader, *names)) and all(
+            type(one) is int for one in (number, *incarnations)
+        )
+        if not is_sound or made.kind not in KINDS or caller not in names:
+            raise ValueError(f"worker {caller!r} takes part in no such gathering")
+        return made
+
+    @property
+    def kind(self) -> str:
+        """Return the function of `farcall.members` by which workers take part."""
+        return self.key.partition(" ")[0]
 
 
 class _Arrival(NamedTuple):
@@ -147,7 +174,7 @@ class Gatherings:
             gatherings = [(ident, dict(come)) for ident, come in self._open.items()]
         return [
             Incomplete(
-                ident.key.partition(" ")[0],
+                ident.kind,
                 min(arrival.at for arrival in come.values()),
                 sorted(come),
                 [name for name, _ in ident.members if name not in come],
@@ -231,4 +258,4 @@ def _deadline(come: _Arrivals) -> float:
 
 def _what(ident: Ident) -> str:
     names = ", ".join(name for name, _ in ident.members)
-    return f"{ident.key.partition(' ')[0]} of {names}"
+    return f"{ident.kind} of {names}"

@@ -50,6 +50,11 @@ class Only:
             _name_of_type(kind): kind for kind in _several(types, "types")
         }
 
+    @property
+    def reason(self) -> str:
+        """Return the end of messages about calls that are refused: what the policy lacks."""
+        return "its policy=Only(functions=[...]) does not list it"
+
     def __repr__(self) -> str:
         more = "" if self.max_objects == MAX_OBJECTS else f", max_objects={self.max_objects}"
         functions, types = sorted(self._names), sorted(self._types)
@@ -64,10 +69,7 @@ class Only:
         if not name:
             raise Refused("this worker runs only functions that are named; this one came by value")
         if name not in self._names:
-            raise Refused(
-                f"this worker does not allow calls of {name!r}: its policy=Only(functions=[...]) "
-                "does not list it"
-            )
+            raise Refused(f"this worker does not allow calls of {name!r}: {self.reason}")
 
     def find(self, name: str) -> Callable[..., Any]:
         """Return the function or class of a name, for one that is passed to a function.
@@ -96,6 +98,25 @@ class Only:
                 f"{name!r}: its policy=Only(types=[...]) does not list it"
             )
         return kind
+
+
+class Unlisted(Only):
+    """The rights of a worker whose name no pattern of a policy matches: none.
+
+    Args:
+        worker: its name.
+    """
+
+    __slots__ = ("_worker",)
+
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = worker
+
+    @property
+    def reason(self) -> str:
+        """See `Only`."""
+        return f"no pattern of its policy matches the name of the caller, {self._worker!r}"
 
 
 def check_defined(name: str, found: Callable[..., Any]) -> None:
