@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from farcall.runtime.membership.signing import Signer, signer_of
 from farcall.transport.connect import chains
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 DAY = datetime.timedelta(days=1)
 KEYS: dict[str, Callable[[], Any]] = {

@@ -86,7 +86,7 @@ from farcall.runtime.start import start_agent
 from farcall.serde import Only, hide_own_frames
 from farcall.supervision import Child, Snapshot, get_object, supervise
 from farcall.torch_internals import is_profiler_enabled
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 __all__ = [
     "BackendType",

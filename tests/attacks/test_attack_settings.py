@@ -58,6 +58,17 @@ def certificate_and_secret(folder: Path) -> Sides:
     return Sides({"tls": tls}, {"secret": honest.SECRET}, ("FARCALL_SECRET",))
 
 
+def secret_beside_certificates_on_one_side(folder: Path) -> Sides:
+    authority = Authority(folder)
+    first, second = ({"tls": authority.issue(name).config()} for name in ("w0", "w1"))
+    return Sides({**first, "secret": honest.SECRET}, second, ("FARCALL_SECRET",))
+
+
+def no_credential_and_certificate(folder: Path) -> Sides:
+    tls = Authority(folder).issue("w0").config()
+    return Sides({"tls": tls}, {"insecure": True}, ("FARCALL_TLS_CERT",))
+
+
 WRONG: list[Callable[[Path], Sides]] = [
     different_secrets,
     only_one_side_encrypts,
@@ -65,6 +76,8 @@ WRONG: list[Callable[[Path], Sides]] = [
     wrong_authority,
     wrong_name,
     certificate_and_secret,
+    secret_beside_certificates_on_one_side,
+    no_credential_and_certificate,
 ]
 
 

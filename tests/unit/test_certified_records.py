@@ -34,8 +34,8 @@ from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.signed_store import SignedStore
 from farcall.runtime.membership.signing import Membership, Signer, signer_of
 from farcall.transport.connect import chains
-from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.handshake_messages import MAX_MEMBERSHIP, Identity
+from farcall.transport.connect.tls_config import TlsConfig
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -97,6 +97,38 @@ def join(store: Store, one: Worker, signer: Signer) -> Rendezvous:
     rendezvous = Rendezvous(store, "farcall/open", signer)
     rendezvous.join(one, None, PATIENCE)
     return rendezvous
+
+
+@pytest.mark.parametrize(
+    ("reads", "signs", "words"),
+    [
+        ("secret", "nothing", "it is not signed.*FARCALL_SECRET"),
+        ("secret", "another secret", "FARCALL_SECRET is the same"),
+        ("secret", "certificate", "perhaps with a certificate.*FARCALL_TLS_CERT"),
+        ("secret", "both", "perhaps with a certificate.*FARCALL_TLS_CERT"),
+        ("certificate", "nothing", "not signed with a certificate.*FARCALL_TLS_CERT"),
+        ("certificate", "secret", "not signed with a certificate.*FARCALL_TLS_CERT"),
+        ("certificate", "both", "FARCALL_SECRET.*same on all workers"),
+        ("both", "certificate", "FARCALL_SECRET.*same on all workers"),
+        ("both", "both, another secret", "FARCALL_SECRET.*same on all workers"),
+        ("nothing", "secret", "no credential: check that FARCALL_SECRET"),
+        ("nothing", "certificate", "no credential: check that FARCALL_SECRET, or the certificates"),
+    ],
+)
+def test_objection_says_what_differs_between_the_settings(
+    authority: Authority, reads: str, signs: str, words: str
+) -> None:
+    config, secret, another = authority.issue("w0", "w0"), bytes(32), bytes([1]) * 32
+    signers = {
+        "nothing": signer_of(None, None),
+        "secret": signer_of(secret, None),
+        "another secret": signer_of(another, None),
+        "certificate": signer_of(None, config),
+        "both": signer_of(secret, config),
+        "both, another secret": signer_of(another, config),
+    }
+    objection = signers[reads].objection(b"data", signers[signs].sign(b"data"), "w0")
+    assert re.search(words, str(objection))
 
 
 # --- whose words are believed

@@ -28,7 +28,7 @@ from farcall.runtime.options.tensorpipe import TensorPipeRpcBackendOptions
 from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, validate_timeout
 from farcall.runtime.options.types import BackendType
 from farcall.serde import Only
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 POLICY = Only(["app:f"])
 

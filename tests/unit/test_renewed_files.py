@@ -11,7 +11,8 @@ import pytest
 from patience import PATIENCE
 
 from farcall.transport.connect import credentials
-from farcall.transport.connect.credentials import Renewed, TlsConfig
+from farcall.transport.connect.credentials import Renewed
+from farcall.transport.connect.tls_config import TlsConfig
 
 Contents = tuple[bytes, bytes, bytes]
 

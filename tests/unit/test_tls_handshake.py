@@ -30,11 +30,11 @@ from farcall.transport.connect.credentials import (
     LinkCredentials,
     SecretCertificates,
     Terms,
-    TlsConfig,
 )
 from farcall.transport.connect.handshake import Met
 from farcall.transport.connect.handshake_messages import Hello, Identity, NotHere, Refuse
 from farcall.transport.connect.knock import knock
+from farcall.transport.connect.tls_config import TlsConfig
 
 LEFT = Identity("left", 0, 11)
 RIGHT = Identity("right", 1, 22)

@@ -23,8 +23,9 @@ from farcall.runtime.options.secret import Secret
 from farcall.transport.brief_threads import Several
 from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import UNIX, check_user, resolve, tcp_of
-from farcall.transport.connect.credentials import LinkCredentials, Terms, TlsConfig
+from farcall.transport.connect.credentials import LinkCredentials, Terms
 from farcall.transport.connect.handshake_messages import MAX_ADDRESSES, Identity, printable
+from farcall.transport.connect.tls_config import TlsConfig
 
 SECONDS = 1.0
 SPARE_SECONDS = 30.0  # beside the time of one worker, in which all of a machine have to be asked

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from cryptography import x509
@@ -32,18 +33,17 @@ from farcall.transport.connect.chains import (
     now,
     sign,
 )
-from farcall.transport.connect.credentials import (
-    Renewed,
-    TlsConfig,
-    refuse_passphrase,
-)
+from farcall.transport.connect.credentials import Renewed, refuse_passphrase
 from farcall.transport.connect.handshake_messages import MAX_MEMBERSHIP
+from farcall.transport.connect.tls_config import TlsConfig
 
 logger = get_logger("farcall")
 
 MOST_BELIEVED = 4096  # chains that are remembered
 _LABEL = b"farcall certificate 1"
 _ROOM = 1 << 10  # bytes of a membership that are not the chain's
+
+T = TypeVar("T")
 
 Chain = Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MOST_CERTIFICATES)]
 
@@ -74,7 +74,7 @@ class _Files:
     """
 
     def __init__(self, cert: bytes, key: bytes, ca: bytes) -> None:
-        certificates = x509.load_pem_x509_certificates(cert)
+        certificates = _loaded("certificate", x509.load_pem_x509_certificates, cert)
         self.chain = tuple(one.public_bytes(Encoding.DER) for one in certificates)
         size = sum(map(len, self.chain))
         if len(self.chain) > MOST_CERTIFICATES or size > MAX_MEMBERSHIP - _ROOM:
@@ -82,7 +82,7 @@ class _Files:
                 f"the certificate of TlsConfig is followed by too many others: {len(self.chain)} "
                 f"with {size} bytes, of at most {MOST_CERTIFICATES} with {MAX_MEMBERSHIP - _ROOM}"
             )
-        self._authorities = x509.load_pem_x509_certificates(ca)
+        self._authorities = _loaded("CA", x509.load_pem_x509_certificates, ca)
         self._lock = threading.Lock()  # guards what follows
         self._believed: dict[bytes, _Believed] = {}
         self.key = _signing_key(key)
@@ -222,9 +222,16 @@ class CertificateSigner:
         return signed_parts(_LABEL, signed_parts(*chain), self._seal(data))
 
 
+def _loaded(what: str, load: Callable[[bytes], T], pem: bytes) -> T:
+    try:
+        return load(pem)
+    except ValueError as error:
+        raise ValueError(f"the {what} is none in PEM format: {error}") from error
+
+
 def _signing_key(pem: bytes) -> SigningKey:
     try:
-        key = load_pem_private_key(pem, None)
+        key = _loaded("key", partial(load_pem_private_key, password=None), pem)
     except TypeError:
         refuse_passphrase()
     if not isinstance(key, SigningKey):

@@ -14,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from farcall.errors import AuthenticationFailed
-from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import KEY_LENGTH, hkdf
+from farcall.transport.connect.tls_config import TlsConfig
 
 _LABEL = b"farcall store records"
 _MEMBER = b"farcall member 2"
@@ -55,8 +55,19 @@ class SecretSigner:
 
     def objection(self, data: bytes, signature: bytes, name: str) -> str | None:
         """See `Signer`. All who know the secret are one to it, so the name is not looked at."""
-        if hmac.compare_digest(self.sign(data), signature):
+        ours = self.sign(data)
+        if hmac.compare_digest(ours, signature):
             return None
+        if not signature:
+            return (
+                "it is not signed, as by a worker without a secret, and this worker has one: check "
+                "that FARCALL_SECRET is set on all workers"
+            )
+        if len(signature) != len(ours):
+            return (
+                "it is not signed with a secret, but perhaps with a certificate, and this worker "
+                "has none: set FARCALL_TLS_CERT, _KEY and _CA on all workers, or FARCALL_SECRET"
+            )
         return (
             "this worker's secret is not what that is signed with: check that FARCALL_SECRET is "
             "the same on all workers"

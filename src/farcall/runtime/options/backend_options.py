@@ -20,8 +20,8 @@ from farcall.runtime.options.option_checks import CHECKS
 from farcall.runtime.options.secret import Secret
 from farcall.runtime.threads.openmp import leaves_cores_free
 from farcall.serde import Only
-from farcall.transport.connect.credentials import TlsConfig
 from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.tls_config import TlsConfig
 
 DEFAULT_RPC_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"

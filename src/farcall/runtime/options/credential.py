@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from farcall.log import get_logger
 from farcall.runtime.options.secret import Secret
 from farcall.runtime.options.secret_files import machine_secret, read_secret
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 logger = get_logger("farcall")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 
 def flag(what: str, given: bool) -> bool:
@@ -33,6 +33,8 @@ def tls(given: TlsConfig | None) -> TlsConfig | None:
         names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
         paths = [os.environ.get(name, "") for name in names]
         if not any(paths):
+            if switch("names", None, "FARCALL_TLS_NAMES", False):
+                raise ValueError(f"FARCALL_TLS_NAMES is for certificates: set {', '.join(names)}")
             return None
         if not all(paths):
             raise ValueError(f"{', '.join(names)}: set all of them, or none")

@@ -10,7 +10,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # as in store
 
 from farcall.runtime.options.secret import Secret
 from farcall.serde import Only
-from farcall.transport.connect.credentials import TlsConfig
+from farcall.transport.connect.tls_config import TlsConfig
 
 
 class BackendType(enum.Enum):

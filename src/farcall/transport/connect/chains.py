@@ -52,6 +52,9 @@ SigningKey = (
 )
 
 
+ITS_OWN = "its certificate"
+_OF_AN_AUTHORITY = "the certificate of the CA above its own"
+
 E = TypeVar("E", bound=x509.ExtensionType)
 
 
@@ -64,10 +67,25 @@ _SOON, _SOON_SHARE = datetime.timedelta(days=1), 10
 
 
 class Span(NamedTuple):
-    """From when until when all certificates of a chain are good."""
+    """From when until when all certificates of a chain are good.
+
+    Attributes:
+        begins, ends: the certificate that decides on it.
+    """
 
     begin: datetime.datetime
     end: datetime.datetime
+    begins: str = ITS_OWN
+    ends: str = ITS_OWN
+
+    @classmethod
+    def of(cls, path: Sequence[x509.Certificate]) -> Span:
+        """Return the span of a worker's certificate, those between, and the authority's."""
+        named = [ITS_OWN, *[_OF_AN_AUTHORITY] * (len(path) - 1)]
+        begins = [one.not_valid_before_utc for one in path]
+        ends = [one.not_valid_after_utc for one in path]
+        begin, end = max(begins), min(ends)
+        return cls(begin, end, named[begins.index(begin)], named[ends.index(end)])
 
     def is_over(self, now: datetime.datetime) -> bool:
         """Return whether a certificate of the chain has expired."""
@@ -81,12 +99,12 @@ class Span(NamedTuple):
         """Raise NotBelieved outside the span."""
         if self.is_over(now):
             raise NotBelieved(
-                f"its certificate has expired on {self.end:%Y-%m-%d}: renew it; a running worker "
+                f"{self.ends} has expired on {self.end:%Y-%m-%d}: renew it; a running worker "
                 "reads it again"
             )
         if now < self.begin:
             raise NotBelieved(
-                f"its certificate is not valid before {self.begin:%Y-%m-%d %H:%M} UTC: check the "
+                f"{self.begins} is not valid before {self.begin:%Y-%m-%d %H:%M} UTC: check the "
                 "clocks of both hosts"
             )
 
@@ -113,9 +131,7 @@ def check_chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Ce
             _check_purpose(certificate)
         if number:
             _check_issuer(certificate, number - 1)
-    span = Span(
-        max(one.not_valid_before_utc for one in path), min(one.not_valid_after_utc for one in path)
-    )
+    span = Span.of(path)
     span.check(now())
     return span
 
@@ -228,4 +244,7 @@ def check_signature(key: CertificatePublicKeyTypes, data: bytes, signature: byte
             case ed25519.Ed25519PublicKey() | ed448.Ed448PublicKey():
                 key.verify(signature, data)
     except (InvalidSignature, ValueError):
-        raise NotBelieved("what was signed has been altered since") from None
+        raise NotBelieved(
+            "what was signed has been altered since, or FARCALL_SECRET, which is signed along, is "
+            "not the same on all workers"
+        ) from None

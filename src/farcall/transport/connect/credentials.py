@@ -25,7 +25,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -33,6 +32,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from farcall.log import get_logger
 from farcall.transport.connect.addresses import is_unix
 from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.tls_config import TlsConfig, contents
 
 logger = get_logger("farcall.transport")
 
@@ -83,25 +83,6 @@ class Certificates(Protocol):
 
     def refused_by_peer(self, alert: str) -> str:
         """Return what is wrong with ours, given the alert that came back."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsConfig:
-    """Certificates of a worker, in PEM files. They are read again when they have changed.
-
-    Attributes:
-        cert: path of the worker's certificate, followed by intermediate ones if there are any. It
-            must be good for servers and for clients.
-        key: path of its private key, without a passphrase.
-        ca: path of the certificates whose word is taken for those of other workers.
-        names: a worker's certificate must have its name among its subjectAltNames: as a DNS name,
-            or as the last part of a URI, behind ":" or "/".
-    """
-
-    cert: str
-    key: str
-    ca: str
-    names: bool = False
 
 
 def shown_as_it_is(me: Identity) -> Identity:
@@ -255,14 +236,8 @@ class Renewed(Generic[T]):
 
     def _read(self) -> list[bytes]:
         config = self._config
-        files = []
-        for what, path in (("certificate", config.cert), ("key", config.key), ("CA", config.ca)):
-            try:
-                with open(path, "rb") as file:
-                    files.append(file.read())
-            except OSError as error:
-                raise ValueError(f"can't read the {what} of TlsConfig: {error}") from error
-        return files
+        named = (("certificate", config.cert), ("key", config.key), ("CA", config.ca))
+        return [contents(what, path) for what, path in named]
 
     def _make_of(self, files: list[bytes]) -> T:
         _check_time(self._config.cert, files[0])
@@ -299,8 +274,8 @@ class FileCertificates:
     def refused(self, verify_code: int, message: str) -> str:
         ca = self._config.ca
         what = {
-            EXPIRED: "has expired: renew it (its worker's log names the file); a running worker "
-            "reads it again",
+            EXPIRED: "or that of its CA has expired: renew it (its worker's log names the file); a "
+            "running worker reads it again",
             _NOT_YET_VALID: "is not valid yet: check the clocks of both hosts",
             _WRONG_PURPOSE: "is not good for servers and for clients: issue it for both",
         }.get(verify_code, f"({message}) is not of our CA, {ca}: take one CA for all workers")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from farcall.transport.base import Admit, Meeting
 from farcall.transport.connect.addresses import PATHS
-from farcall.transport.connect.credentials import LinkCredentials, TlsConfig, shown_as_it_is
+from farcall.transport.connect.credentials import LinkCredentials, shown_as_it_is
 from farcall.transport.connect.dark_hosts import DEFAULT_SECONDS
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.keys import Keys
+from farcall.transport.connect.tls_config import TlsConfig
 
 DEFAULT_SHARED_MEMORY = 4 << 30  # bytes
 Answer = Callable[[socket.socket, Keys | None], None]
