@@ -94,6 +94,17 @@ def echo_tensor_of(to: str, text: str, size: int) -> bool:
     return bool(torch.equal(call(to, echo, sent), sent))
 
 
+def tensor_comes_back(to: str, size: int, timeout: float) -> bool:
+    """Return whether a tensor comes back as it was sent; else the call has failed."""
+    sent = torch.randint(256, (size,), dtype=torch.uint8)
+    try:
+        got = call(to, echo, sent, timeout=timeout)
+    except FarcallError:
+        return False
+    assert torch.equal(got, sent)
+    return True
+
+
 class Ended(NamedTuple):
     """The end of a call: a value, or an error of farcall's, as text."""
 

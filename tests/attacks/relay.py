@@ -68,7 +68,7 @@ class Relay:
         self._seen = bytearray()
         self._said: list[tuple[tuple[str, int], bytearray]] = []  # target, and what went there
         self._pipes: list[Pipe] = []
-        self._armed: dict[bool, Change] = {}
+        self._armed: dict[bool, tuple[Change, bool]] = {}  # by direction; whether on a stream
         self.changes = 0
         self._draw = random.Random(25)
         self._listener = socket.socket()
@@ -85,10 +85,10 @@ class Relay:
         with self._lock:
             return bytes(self._seen)
 
-    def arm(self, change: str, forth: bool) -> None:
-        """Change what comes next in that direction."""
+    def arm(self, change: str, forth: bool, on_stream: bool) -> None:
+        """Change what comes next in that direction; on an extra stream of a link, if so said."""
         with self._lock:
-            self._armed[forth] = CHANGES[change]
+            self._armed[forth] = CHANGES[change], on_stream
 
     def inject(self, data: bytes, forth: bool) -> int:
         """Put bytes into that direction of all connections; return how many connections."""
@@ -139,10 +139,10 @@ class Relay:
                 with self._lock:
                     self._seen += data
                     log += data
-                    change = self._armed.pop(pipe.forth, None) if len(data) > 1 else None
-                if change is not None:
-                    data = change(data, self._draw)
-                    self.changes += 1
+                    if self._is_armed_for(pipe) and len(data) > 1:
+                        change, _ = self._armed.pop(pipe.forth)
+                        data = change(data, self._draw)
+                        self.changes += 1
                 pipe.target.sendall(data)
         except OSError:
             pass
@@ -151,6 +151,12 @@ class Relay:
         for sock in (pipe.source, pipe.target):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def _is_armed_for(self, pipe: Pipe) -> bool:
+        """Return whether this pipe is to be changed. A link's own connection is its oldest."""
+        _, on_stream = self._armed.get(pipe.forth, (None, None))
+        oldest = next((one for one in self._pipes if one.forth == pipe.forth), pipe)
+        return on_stream is False or (on_stream is True and pipe is not oldest)
 
 
 def intercept(net: Network, hosts: Sequence[str]) -> None:
@@ -182,8 +188,8 @@ def begin(port: int, target: tuple[str, int] | None = None) -> int:
     return _relays[0].port
 
 
-def arm(change: str, forth: bool) -> None:
-    _relays[0].arm(change, forth)
+def arm(change: str, forth: bool, on_stream: bool = False) -> None:
+    _relays[0].arm(change, forth, on_stream)
 
 
 def changes() -> int:

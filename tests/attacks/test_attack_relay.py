@@ -19,6 +19,8 @@ from networks import enter, network
 PORT = 29541
 MARKER = "the arguments of a call between two hosts"
 
+TENSOR = 4 << 20  # bytes, which go over all streams of a link
+
 CREDENTIALS = ("secret", "authenticated only", "certificates")
 
 
@@ -108,6 +110,21 @@ def test_what_a_relay_alters_is_never_believed(scene: Scene) -> None:
             assert second.run(honest.all_noted_are, [sent]), (way, change)
     assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
     assert between.run(relay.changes) == len(FORTH) * len(relay.CHANGES)
+
+
+@pytest.mark.parametrize("forth", [True, False], ids=["there", "back"])
+def test_what_a_relay_alters_of_an_extra_stream_is_never_believed(
+    scene: Scene, transport: str, forth: bool
+) -> None:
+    if transport == "socket":
+        pytest.skip("its links have one connection")
+    first, _, between = scene
+    for number, change in enumerate(relay.CHANGES, 1):
+        assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
+        while between.run(relay.changes) < number:  # a new link has its streams a moment later
+            between.run(relay.arm, change, forth, True)
+            first.run(honest.tensor_comes_back, "w1", TENSOR, timeout=0.9)
+    assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
 
 
 def test_what_a_relay_injects_does_not_run(scene: Scene, trap: Path, tmp_path: Path) -> None:
