@@ -115,6 +115,26 @@ def test_object_is_made_from_its_last_snapshot(trio: list[Agent], kind: str) -> 
     assert follower.rpc_sync(retry=5).add() == (8 if kind == "copy" else 1008)
 
 
+_dumps: list[int] = []
+
+
+class Undumpable(Counter):
+    def dump(self) -> dict[str, int]:
+        _dumps.append(self.count)
+        raise ValueError("it can't be saved")
+
+
+def test_snapshot_that_fails_again_and_again_is_told_of_once(
+    pair: list[Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    _dumps.clear()
+    snapshot = rpc.Snapshot(SOON, "dump", "load")
+    rpc.supervise(Undumpable, on="w1", name="it", snapshot=snapshot)
+    wait_until(lambda: len(_dumps) >= 5)
+    [line] = [one for one in caplog.messages if "no snapshot of 'it'" in one]
+    assert "it can't be saved" in line
+
+
 def test_supervisor_that_dies_is_replaced(start: Any) -> None:
     w0, w1, w2, w3 = start(4)
     with acting_as(w1):

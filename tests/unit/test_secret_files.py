@@ -282,7 +282,9 @@ def test_a_file_of_another_user_that_is_named_is_refused(tmp_path: Path) -> None
         read_secret(str(file))
 
 
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "/dev/null", "/dev/zero", "/"])
+@pytest.mark.parametrize(
+    "path", ["/nowhere/at/all", "/dev/null", "/dev/zero", "/", "/proc/self/mem"]
+)
 def test_what_can_not_be_read_is_named(path: str) -> None:
     with pytest.raises(ValueError, match=path):
         read_secret(path)

@@ -94,6 +94,7 @@ class Leader:
             self._asked[number] = number if peer is None else peer.incarnation
         self._unplaced: dict[int, tuple[int, float]] = {}  # child -> generation, since when
         self._counts = [0] * len(self._children)  # of snapshots, of this generation
+        self._lacks = [""] * len(self._children)  # why there was no snapshot the last time
         self._spread_to: dict[int, tuple[Number, set[str]]] = {}  # child -> those with a snapshot
         self._machine = spec.machine()
         if started is None:
@@ -372,8 +373,11 @@ class Leader:
             state = answer.value()
         except Exception as error:
             name = self._spec.children[child].name
-            logger.warning("%s: no snapshot of %r: %s", self._me[0], name, error)
+            if str(error) != self._lacks[child]:  # each time would fill the log
+                self._lacks[child] = str(error)
+                logger.warning("%s: no snapshot of %r: %s", self._me[0], name, error)
             return
+        self._lacks[child] = ""
         self._counts[child] += 1
         number = (*self._state.term, generation, self._counts[child])
         self._snapshots.put(self._spec.key, child, number, state)

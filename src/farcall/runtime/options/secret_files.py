@@ -35,7 +35,10 @@ def read_secret(path: str) -> Secret:
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     with _closing(descriptor):
-        return _read(descriptor, path, {os.geteuid(), 0}, f"chmod 600 {path}")
+        try:
+            return _read(descriptor, path, {os.geteuid(), 0}, f"chmod 600 {path}")
+        except OSError as error:  # a file of the kernel, or a broken disk
+            raise ValueError(f"can't read {path}: {error.strerror}") from None
 
 
 def write_secret(path: str, secret: Secret) -> None:
