@@ -12,6 +12,7 @@ import torch
 from behaviour.helpers import PATIENCE
 from farcall import rpc
 from farcall.errors import DuplicateName, Refused, UnknownObject, UnknownWorker
+from farcall.protocol import leading
 from farcall.runtime.agent import Agent
 from farcall.supervision.handlers import supervisors_of
 from farcall.testing.cluster import acting_as
@@ -150,6 +151,81 @@ def test_supervisor_that_dies_is_replaced(start: Any) -> None:
         assert follower.owner_name() == "w3"
     with acting_as(w3):
         assert rpc.get_object("counter", follow=True).rpc_sync().add() == 9
+
+
+def has_plan(agent: Agent) -> bool:
+    """Return whether an agent could supervise."""
+    return any(known.plan is not None for known in supervisors_of(agent)._known.values())
+
+
+def fail_to_adopt(agent: Agent, error: Exception, times: int) -> None:
+    """Have an agent fail to keep a plan, so many times."""
+    supervisors = supervisors_of(agent)
+    adopt, left = supervisors.adopt, [error] * times
+
+    def adopt_later(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return adopt(*args)
+
+    supervisors.adopt = adopt_later  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("failures", range(3))
+def test_supervise_returns_when_another_worker_could_take_over(
+    trio: list[Agent], monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(leading, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(leading, "ADOPTION_SECONDS", 0.0)
+    w0, *others = trio
+    for agent in others:
+        fail_to_adopt(agent, rpc.OwnerDied("w9", "it has not been met"), failures)
+    rpc.supervise(Counter, (5,), on="w0", name="counter")
+    could = [agent for agent in others if has_plan(agent)]
+    assert could
+    w0.close()
+    with acting_as(could[0]):
+        assert rpc.get_object("counter", follow=True).rpc_sync(retry=5).add() == 6
+
+
+def test_supervise_waits_for_no_worker_that_can_not_take_over(pair: list[Agent]) -> None:
+    fail_to_adopt(pair[1], LookupError("there is no such module"), 1)
+    follower = rpc.supervise(Counter, (5,), on="w0", name="counter", follow=True)
+    assert follower.rpc_sync().add() == 6
+    assert not has_plan(pair[1])
+
+
+def test_supervise_fails_if_no_other_worker_has_the_plan_in_time(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "AGAIN_SECONDS", 0.01)
+    fail_to_adopt(pair[1], rpc.OwnerDied("w9", "it has not been met"), 1_000_000)
+    with pytest.raises(rpc.RpcTimeout, match="known elsewhere"):
+        rpc.supervise(Counter, on="w0", name="counter", timeout=0.3)
+    wait_until(lambda: pair[0].names.find("counter") is None)
+
+
+def test_supervise_goes_on_when_the_only_other_worker_is_gone(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w0, w1 = pair
+    asked = threading.Event()
+
+    def adopt(*args: Any) -> Any:
+        asked.set()
+        raise rpc.OwnerDied("w9", "it has not been met")
+
+    monkeypatch.setattr(supervisors_of(w1), "adopt", adopt)
+    closer = threading.Thread(target=lambda: asked.wait(PATIENCE) and w1.close())
+    closer.start()
+    try:
+        follower = rpc.supervise(Counter, (5,), on="w0", name="counter", follow=True)
+    finally:
+        asked.set()
+        closer.join()
+    assert follower.rpc_sync().add() == 6
+    with acting_as(w0):
+        assert rpc.get_object("counter", follow=True).rpc_sync().add() == 7
 
 
 def test_supervisor_and_owner_may_be_one_worker(trio: list[Agent]) -> None:

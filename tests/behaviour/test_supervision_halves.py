@@ -9,7 +9,7 @@ import pytest
 
 from behaviour.helpers import PATIENCE, wait_until
 from farcall import rpc
-from farcall.protocol.succession import Term
+from farcall.protocol.standing import Term
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import searching
 from farcall.supervision.handlers import supervisors_of
@@ -70,8 +70,8 @@ def leaders(agents: list[Agent]) -> list[str]:
     return [
         agent.me.name
         for agent in agents
-        for plan in supervisors_of(agent)._plans.values()
-        if plan.leader is not None
+        for known in supervisors_of(agent)._known.values()
+        if known.leading is not None
     ]
 
 

@@ -75,6 +75,36 @@ def open_group(crew: Crew, *names: str) -> list[Member]:
     return members
 
 
+def has_plan() -> bool:
+    """Return whether this worker could supervise."""
+    known = supervisors_of(current_agent())._known.values()
+    return any(one.plan is not None for one in known)
+
+
+def wait_for_plan() -> None:
+    """Wait until this worker could supervise."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if has_plan():
+            return
+        pause.wait(0.01)
+    raise AssertionError("no plan came")
+
+
+def fail_to_adopt(times: int) -> None:
+    """Have this worker fail as if it had not met an owner, so many times."""
+    supervisors = supervisors_of(current_agent())
+    adopt, left = supervisors.adopt, [None] * times
+
+    def adopt_later(*args: Any) -> Any:
+        if left:
+            left.pop()
+            raise rpc.OwnerDied("w9", "it has not been met")
+        return adopt(*args)
+
+    supervisors.adopt = adopt_later  # type: ignore[method-assign]
+
+
 DEATHS = {"owner": ("w1",), "supervisor": ("w0",), "both": ("w0", "w1")}
 
 
@@ -97,6 +127,34 @@ def test_sigkill_loses_only_what_came_after_the_snapshot(crew: Crew, who: str, k
         by_name["w2"].run(wait_for_snapshot, 8)
         by_name["w1"].kill()
         assert by_name["w3"].run(add)[0] == 9
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_sigkill_of_the_supervisor_right_after_the_start_loses_no_object(
+    crew: Crew, failures: int
+) -> None:
+    w0, w1, w2 = crew.group(3)
+    for other in (w1, w2):
+        other.run(fail_to_adopt, failures)
+    w0.run(supervise, "w0")
+    w0.kill()  # the owner dies, too
+    for other in (w1, w2):
+        other.run(follow)
+        assert other.run(add)[1] in ("w1", "w2")
+
+
+def test_supervisor_that_is_alone_starts_and_hands_the_plan_to_the_first_newcomer(
+    crew: Crew,
+) -> None:
+    (w0,) = open_group(crew, "w0")
+    w0.run(supervise, "w0", wait=0.0)
+    assert w0.run(has_plan)
+    w1 = crew.member("w1")
+    w1.run(join, "w1", 1, None, crew.init_method, role="worker")
+    w1.run(wait_for_plan)
+    w0.kill()
+    w1.run(follow)
+    assert w1.run(add) == (6, "w1")
 
 
 def test_object_is_made_again_on_the_restarted_worker_of_the_same_name(crew: Crew) -> None:

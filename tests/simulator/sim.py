@@ -34,11 +34,14 @@ from farcall.protocol import (
     credit,
     directory,
     instructions,
+    knowledge,
+    leading,
     lookup,
     passes,
     ref_entries,
     ref_tables,
     refs,
+    standing,
     succession,
     termination,
     worker,
@@ -79,20 +82,18 @@ class Protocol(NamedTuple):
 
 
 CALLS = (worker, calls, refs, ref_tables, ref_entries, instructions)
+SUPERVISION = (knowledge, leading, standing, succession)
 PROTOCOLS = {
     "calls": Protocol(simulate, PlantedBug, CALLS),
     "backward": Protocol(simulate_backward, BackwardBug, (passes, contexts, credit)),
     "connecting": Protocol(simulate_connecting, ConnectingBug, (connecting,)),
     "termination": Protocol(simulate_termination, TerminationBug, (termination,)),
     "directory": Protocol(simulate_directory, DirectoryBug, (directory, lookup)),
-    "supervision": Protocol(simulate_supervision, SupervisionBug, (succession,)),
+    "supervision": Protocol(simulate_supervision, SupervisionBug, SUPERVISION),
     "agents": Protocol(simulate_agents, AgentBug, (), CHUNK_OF_AGENTS),
 }
 # What agents ask the machines, and no simulated worker does. No simulated worker has a second life.
 QUERIES = {
-    "ChildStanding.edition",
-    "ChildStanding.owner",
-    "ChildStanding.phase",
     "Connecting.is_idle",
     "Contexts._begin_life",
     "Contexts.close",
@@ -107,10 +108,8 @@ QUERIES = {
     "RefTables.owner_of",
     "RefTables.state",
     "Refs.take",
+    "Surroundings.me",
     "RefTables.void_cause",
-    "SupervisionStanding.children",
-    "SupervisionStanding.is_over",
-    "SupervisionStanding.term",
 }
 
 

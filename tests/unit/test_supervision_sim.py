@@ -12,7 +12,7 @@ SEARCHED = 2000  # schedules in which a planted mistake has to be found
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_invariants_hold_in_every_schedule(block):  # SUP-5, SUP-6
+def test_invariants_hold_in_every_schedule(block):  # SUP-5 to SUP-7
     size = SCHEDULES // 4
     for seed in range(block * size, (block + 1) * size):
         assert simulate_supervision(seed).violations == (), f"simulate_supervision({seed}).log"
@@ -30,6 +30,12 @@ def test_schedules_have_what_can_go_wrong():
     for what in ("dies", "breaks", "meet again", "drops", "object killed", "does not make"):
         assert sum(what in log for log in logs) > 10, what
     assert sum("supervises from epoch 3" in log for log in logs) > 10
+    assert sum(_dies_when_it_has_started(log) for log in logs) > 10
+
+
+def _dies_when_it_has_started(log: str) -> bool:
+    _, has_started, after = log.partition("w0 has started")
+    return bool(has_started) and "w0 dies" in after
 
 
 FINDS = {
@@ -41,6 +47,11 @@ FINDS = {
     SupervisionBug.LEAVES_THE_EARLIER_ONE: {"SUP-5"},
     SupervisionBug.GENERATION_BEFORE_TERM: {"SUP-6"},
     SupervisionBug.KEEPS_ITS_NUMBERS: {"SUP-6"},
+    SupervisionBug.STARTS_ALONE: {"SUP-7"},
+    SupervisionBug.NEVER_CONSULTS: {"SUP-5"},
+    SupervisionBug.NEVER_EXCHANGES: {"SUP-5"},
+    SupervisionBug.NEVER_RETIRES: {"SUP-5"},
+    SupervisionBug.TELLS_ONCE: {"SUP-5"},
 }
 
 

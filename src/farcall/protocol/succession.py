@@ -1,81 +1,26 @@
 """Decide between several supervisors, and between their objects and snapshots.
 
-Workers that lose each other may each supervise: in each half of a group a worker takes over from
-those that it can't reach. The time in which one worker supervises is a *term*. Of two terms the one
-with the higher epoch counts, then that of the smaller id. A supervisor that takes over has an epoch
-of one more than the last that it has heard of. A state says how things are in a term.
+`standing` says what terms, editions and states are.
 
-An object is an *edition* of a child: the term of the supervisor that has it made, and a generation.
-Two halves count generations each for itself, so that a generation alone says nothing.
-
-- SUP-5 (one object): a worker has no edition of the term of the state that counts there, or an
-  earlier one, that this state does not have, and makes none, whatever its generation is. If it does
-  not have one that should run there, it says so.
-- SUP-6 (snapshots): of two snapshots that of the later term counts, then that of the later
-  generation. A supervisor that takes over gives the snapshot that it has a number of its own term.
+SUP-5 (one object) A worker has no edition of the term of the state that counts there, or an
+      earlier one, that this state does not have, and makes none, whatever its generation is. If it
+      does not have one that should run there, it says so.
+SUP-6 (snapshots) Of two snapshots that of the later term counts, then that of the later generation.
+      A supervisor that takes over gives the snapshot that it has a number of its own term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
+from farcall.protocol.standing import Edition, Keeper, Missing, Number, State, Term
 from farcall.protocol.supervision import Phase
 
 R = TypeVar("R")
 
-Term = tuple[int, int]  # an epoch, and minus the id of the supervisor: the larger one counts
-Number = tuple[int, int, int, int]  # of a snapshot: a term, the generation, and how many before it
-Keeper = tuple[str, int]  # a worker by name and original incarnation
 
-
-class Edition(NamedTuple):
-    """The identity of an object: a child, as one supervisor has it made."""
-
-    epoch: int
-    rank: int  # minus the id of the supervisor
-    generation: int
-
-    @property
-    def term(self) -> Term:
-        return self.epoch, self.rank
-
-
-class Missing(NamedTuple):
-    """A child that runs on a worker as a state has it, and is not there."""
-
-    child: int
-    edition: Edition
-    was_killed: bool  # by a user
-
-
-class ChildStanding(Protocol):
-    """The part of the state of a child that the rules are about."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def edition(self) -> Edition: ...
-    @property
-    def owner(self) -> str: ...
-
-
-class SupervisionStanding(Protocol):
-    """The part of the state of a supervision that the rules are about."""
-
-    @property
-    def term(self) -> Term: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def children(self) -> Sequence[ChildStanding]: ...
-
-
-def successor(
-    keepers: Iterable[Keeper],
-    is_alive: Callable[[Keeper], bool],
-    there: Iterable[tuple[int, Keeper]],
-) -> Keeper:
+def successor(keepers: Iterable[Keeper], there: Iterable[tuple[int, Keeper]]) -> Keeper:
     """Return the worker that is to supervise.
 
     That is the first keeper that is alive. If none is, it is the worker with the smallest id: those
@@ -84,8 +29,9 @@ def successor(
     Args:
         there: the workers that are alive, each with its id.
     """
-    first = next((keeper for keeper in keepers if is_alive(keeper)), None)
-    return min(there)[1] if first is None else first
+    by_id = sorted(there)
+    alive = {keeper for _, keeper in by_id}
+    return next((keeper for keeper in keepers if keeper in alive), by_id[0][1])
 
 
 def edition_now(before: Edition, phase: Phase, generation: int, term: Term) -> Edition:
@@ -107,7 +53,7 @@ class Editions(Generic[R]):
         self._killed: set[tuple[int, Edition]] = set()
 
     def make(
-        self, child: int, edition: Edition, made: R, state: SupervisionStanding | None
+        self, child: int, edition: Edition, made: R, state: State | None
     ) -> tuple[bool, list[R]]:
         """Note that an object is to be made; return whether it counts, and what no longer does.
 
@@ -122,7 +68,7 @@ class Editions(Generic[R]):
         self._made[child] = (edition, made)
         return True, [] if before is None else [before[1]]
 
-    def drop_outdated(self, state: SupervisionStanding) -> list[R]:
+    def drop_outdated(self, state: State) -> list[R]:
         """Drop what the state that counts does not have; return that."""
         outdated = [
             child
@@ -139,7 +85,7 @@ class Editions(Generic[R]):
         self._killed.update(found)
         return found[0] if found else None
 
-    def missing(self, state: SupervisionStanding, me: str) -> list[Missing]:
+    def missing(self, state: State, me: str) -> list[Missing]:
         """Return what runs here as the state that counts has it, and does not.
 
         A supervisor of an earlier term may have had it dropped.
@@ -149,18 +95,18 @@ class Editions(Generic[R]):
         return [
             Missing(n, child.edition, (n, child.edition) in self._killed)
             for n, child in enumerate(state.children)
-            if child.phase == Phase.RUNNING.value
+            if child.is_running
             and child.owner == me
             and (n not in self._made or self._made[n][0] != child.edition)
         ]
 
-    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
         if state.is_over:
             return True
         standing = state.children[child]
         if edition.term == state.term and edition > standing.edition:
             return False  # it was asked for later
-        return edition != standing.edition or standing.phase == Phase.ENDED.value
+        return edition != standing.edition or standing.has_ended
 
 
 class KeptSnapshots(Generic[R]):

@@ -3,11 +3,11 @@
 A supervision has *children*, objects in an order. Each has a *generation*, 1 at first and one more
 each time that it is to be made again: an object made as an earlier generation does not count.
 
-- SUP-1 (one at a time): at most the newest generation of a child is asked for, and only once.
-- SUP-2 (intensity): once there were more than `restarts` restarts within `per` seconds, all is
-  given up. A death counts once, however many children it has taken.
-- SUP-3 (order): unless children are restarted one for one, one is made only when all before it run.
-- SUP-4 (the end): what has ended, or was given up, is never made again.
+SUP-1 (one at a time) At most the newest generation of a child is asked for, and only once.
+SUP-2 (intensity) Once there were more than `restarts` restarts within `per` seconds, all is given
+      up. A death counts once, however many children it has taken.
+SUP-3 (order) Unless children are restarted one for one, one is made only when all before it run.
+SUP-4 (the end) What has ended, or was given up, is never made again.
 """
 
 from __future__ import annotations

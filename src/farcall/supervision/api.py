@@ -108,9 +108,10 @@ def supervise(
     """Make an object on a worker, and make it again whenever its worker dies or leaves.
 
     This worker supervises, and keeps the object. If it dies or leaves, too, another worker takes
-    over: the one that has been in the group longest. The object is made again on the worker of the
-    same name, if it is started again; else on another one of its role. What has changed in the
-    object since its last snapshot is lost. `rpc.kill` ends it, and nothing is made again.
+    over: the one that has been in the group longest. Unless this worker is alone, or no other one
+    can take over, this returns only when another one could. The object is made again on the worker
+    of the same name, if it is started again; else on another one of its role. What has changed in
+    the object since its last snapshot is lost. `rpc.kill` ends it, and nothing is made again.
 
     Args:
         factory: what makes the object: a class or function. Or a list of `Child`, each with the
@@ -133,7 +134,8 @@ def supervise(
             role gets the object. In a group of fixed size none comes back.
         follow: return references that lead to the new object when it is made again: see
             `get_object`.
-        timeout: seconds until all has been made the first time; 0 for no limit.
+        timeout: seconds until all has been made the first time, and another worker could take
+            over; 0 for no limit.
 
     Raises:
         The exception of the factory, if an object can't be made the first time.
@@ -164,7 +166,7 @@ def _start(agent: Agent, spec: Spec, seconds: float | None, *, follow: bool) -> 
     _, limit, _ = agent.limits.of_call(seconds)
     supervisors.begin(spec, started)
     if limit:
-        late = RpcTimeout(f"supervise: not all was made within {limit:g} s")
+        late = RpcTimeout(f"supervise: not all was made, and known elsewhere, within {limit:g} s")
         agent.group.later.post(lambda: supervisors.fail_start(spec.key, late), limit)
     started.wait()
     names = [child.name for child in spec.children]

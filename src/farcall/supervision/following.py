@@ -12,6 +12,7 @@ import torch
 
 from farcall.errors import UnknownObject
 from farcall.objects import ask_all
+from farcall.protocol.standing import State
 from farcall.rref import MethodProxy, RRef, call_named
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import retrying
@@ -23,7 +24,6 @@ from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_defau
 from farcall.runtime.references.handles import RefHandle
 from farcall.serde import hide_own_frames, own_type
 from farcall.supervision.handlers import state_of, supervisors_of
-from farcall.supervision.plans import State
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farcall.objects import ask_for_name
-from farcall.protocol.succession import Edition, Number
+from farcall.protocol.standing import Edition, Number, State
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
@@ -15,7 +15,7 @@ from farcall.runtime.calls.policy import check_maker, method_of
 from farcall.runtime.context import allowed_now, current_context
 from farcall.runtime.current import current_agent
 from farcall.runtime.references.values import ValueSlot
-from farcall.supervision.plans import Remote, Spec, State
+from farcall.supervision.plans import Remote, Spec, is_usable
 from farcall.supervision.supervisors import Supervisors
 
 SUPERVISE = "farcall.supervision.api:supervise"  # what a policy lists
@@ -52,8 +52,7 @@ def make(
     assert ref is not None
     here, agent = _here(), current_agent()
     check_maker(allowed_now(), factory)
-    here.hear(heard)  # a supervisor that dies now has told of its term
-    here.note_made(heard.key, child, Edition(*edition), ref)
+    here.make(heard, child, Edition(*edition), ref)
     agent.names.take(name, ref)
     try:
         if edition[2] == 1:  # later ones follow an object that had the name
@@ -99,16 +98,13 @@ def save(place: ValueSlot, method: str) -> Any:
 @own_handler("a snapshot of a supervised object", checks_itself=True)
 def keep(key: int, child: int, number: Number, state: Any) -> None:
     """Keep a snapshot, in case the supervisor dies."""
-    _here().snapshots.put(key, child, (number[0], number[1], number[2], number[3]), state)
+    _here().keep(key, child, (number[0], number[1], number[2], number[3]), state)
 
 
 @own_handler("a supervision", checks_itself=True)
 def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> tuple[Any, ...]:
     """Keep the plan of a supervision; return an `Answer`."""
-    heard, me = State.of(state), current_agent().me
-    # This worker takes over even if the supervisor dies before it has told of its new keeper.
-    keepers = dict.fromkeys([*heard.keepers, (me.name, me.incarnation)])
-    return _here().hear(heard._replace(keepers=tuple(keepers)), Spec.of(spec)).plain()
+    return _here().adopt(State.of(state), Spec.of(spec)).plain()
 
 
 @own_handler("a supervision", checks_itself=True)
@@ -116,7 +112,7 @@ def hear(state: tuple[Any, ...], passes_on: bool) -> tuple[Any, ...]:
     """Hear how a supervision is; return an `Answer`.
 
     Args:
-        passes_on: see `Supervisors.hear`.
+        passes_on: see `Knowledge.hear`.
     """
     return _here().hear(State.of(state), passes_on=passes_on).plain()
 
@@ -131,7 +127,7 @@ def killed(key: int, child: int, edition: tuple[int, int, int]) -> None:
 def state_of(name: str) -> tuple[Any, ...] | None:
     """Return how the supervision of an object is, if it is known here."""
     state = _here().state_of(name)
-    return None if state is None else state.plain()
+    return None if state is None else state.plain(is_usable)
 
 
 REMOTE = Remote(make, wait_until_made, save, keep, adopt, hear, killed, state_of)

@@ -4,8 +4,8 @@
 
     print(simulate_supervision(seed=1).violations)  # ()
 
-`world` has the workers and the links, `leading` is what a `Leader` is to an agent, `simulation` has
-the order of events and the judge. `planted` has mistakes that are found. Many schedules:
+`world` has the workers and the links, `working` does what the machines say, `simulation` has the
+order of events and the judge. `planted` has mistakes that are found. Many schedules:
 `python -m simulator.sim --protocol supervision`.
 """
 

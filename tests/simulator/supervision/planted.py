@@ -6,50 +6,47 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from farcall.protocol.succession import (
-    Edition,
-    Editions,
-    KeptSnapshots,
-    Number,
-    SupervisionStanding,
-    Term,
-)
+from farcall.protocol.knowledge import Knowledge
+from farcall.protocol.leading import Leading
+from farcall.protocol.standing import Edition, Keeper, Number, State, Term
+from farcall.protocol.succession import Editions, KeptSnapshots
+from farcall.protocol.supervision_instructions import Present, Started
 
 
 class _HigherGenerationStays(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
         higher = edition.generation > state.children[child].edition.generation
         return not higher and super()._is_outdated(child, edition, state)
 
 
 class _GenerationIsAnEdition(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
         standing = state.children[child].edition
         is_named = edition.generation == standing.generation
         return super()._is_outdated(child, standing if is_named else edition, state)
 
 
 class _DropsWhatWasAskedForLater(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
         is_other = edition != state.children[child].edition
         return is_other or super()._is_outdated(child, edition, state)
 
 
 class _KeepsWhatIsOver(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: SupervisionStanding) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
         return not state.is_over and super()._is_outdated(child, edition, state)
 
 
 class _MakesWhatIsOutdated(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: SupervisionStanding | None
+        self, child: int, edition: Edition, made: Any, state: State | None
     ) -> tuple[bool, list[Any]]:
         return super().make(child, edition, made, None)
 
 
 class _LeavesTheEarlierOne(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: SupervisionStanding | None
+        self, child: int, edition: Edition, made: Any, state: State | None
     ) -> tuple[bool, list[Any]]:
         counts, _ = super().make(child, edition, made, state)
         return counts, []
@@ -65,6 +62,42 @@ class _KeepsItsNumbers(KeptSnapshots[Any]):
         pass
 
 
+class _StartsAlone(Leading):
+    def _note_start(self) -> None:
+        if self._is_starting and self.state.all_run:
+            self._is_starting = False
+            self._to_do.append(Started())
+
+
+class _StartsAlways(Knowledge):
+    leading_type = _StartsAlone
+
+
+class _NeverConsults(Knowledge):
+    def _consult(self, first: Keeper, others: list[Present]) -> None:
+        pass
+
+
+class _NeverExchanges(Knowledge):
+    def _exchange(self, others: list[Present]) -> None:
+        pass
+
+
+class _NeverRetires(Knowledge):
+    def _retire(self) -> None:
+        pass
+
+
+class _AsksOnce(Leading):
+    def _after(self, seconds: float, act: Any, *args: Any) -> None:
+        if act != self._tell_again:
+            super()._after(seconds, act, *args)
+
+
+class _TellsOnce(Knowledge):
+    leading_type = _AsksOnce
+
+
 class SupervisionBug(StrEnum):
     """Each is found by the simulator."""
 
@@ -76,6 +109,11 @@ class SupervisionBug(StrEnum):
     LEAVES_THE_EARLIER_ONE = "leaves-the-earlier-one"
     GENERATION_BEFORE_TERM = "generation-before-term"
     KEEPS_ITS_NUMBERS = "keeps-its-numbers"
+    STARTS_ALONE = "starts-alone"
+    NEVER_CONSULTS = "never-consults"
+    NEVER_EXCHANGES = "never-exchanges"
+    NEVER_RETIRES = "never-retires"
+    TELLS_ONCE = "tells-once"
 
 
 _EDITIONS: dict[SupervisionBug | None, type[Editions[Any]]] = {
@@ -91,6 +129,14 @@ _SNAPSHOTS: dict[SupervisionBug | None, type[KeptSnapshots[Any]]] = {
     SupervisionBug.KEEPS_ITS_NUMBERS: _KeepsItsNumbers,
 }
 
+_KNOWLEDGE: dict[SupervisionBug | None, type[Knowledge]] = {
+    SupervisionBug.STARTS_ALONE: _StartsAlways,
+    SupervisionBug.NEVER_CONSULTS: _NeverConsults,
+    SupervisionBug.NEVER_EXCHANGES: _NeverExchanges,
+    SupervisionBug.NEVER_RETIRES: _NeverRetires,
+    SupervisionBug.TELLS_ONCE: _TellsOnce,
+}
+
 
 def editions_of(bug: SupervisionBug | None) -> Editions[Any]:
     """Return a worker's objects, with that mistake, or as it ships."""
@@ -100,3 +146,8 @@ def editions_of(bug: SupervisionBug | None) -> Editions[Any]:
 def snapshots_of(bug: SupervisionBug | None) -> KeptSnapshots[Any]:
     """Return a worker's snapshots, with that mistake, or as it ships."""
     return _SNAPSHOTS.get(bug, KeptSnapshots)()
+
+
+def knowledge_type_of(bug: SupervisionBug | None) -> type[Knowledge]:
+    """Return a worker's machine, with that mistake, or as it ships."""
+    return _KNOWLEDGE.get(bug, Knowledge)

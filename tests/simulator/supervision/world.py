@@ -10,36 +10,32 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from farcall.protocol.succession import Editions, Keeper, KeptSnapshots, Term
-from farcall.supervision.plans import ChildState, State
+from farcall.protocol.knowledge import Knowledge
+from farcall.protocol.leading import Leading
+from farcall.protocol.standing import ChildState, State, Term
+from farcall.protocol.succession import Editions, KeptSnapshots
+from farcall.protocol.supervision_instructions import Present
 from farcall.testing.clock import ManualClock
 from simulator.agenda import Agenda
-
-if TYPE_CHECKING:
-    from simulator.supervision.leading import SimLeader
 
 
 class Unreachable(Exception):
     """A worker was lost, or a reference can't be taken since its owner has not been met."""
 
 
+class Unwilling(Exception):
+    """A worker can't do what it is asked for, however often it is asked."""
+
+
 class Ref(NamedTuple):
-    """A reference as a worker has it. `is_usable` of `plans` takes it."""
+    """A reference as a worker has it."""
 
     holder: Member
     owner: int
     meeting: int
     number: int  # of the object
-
-    @property
-    def _agent(self) -> Member:
-        return self.holder
-
-    @property
-    def _handle(self) -> Ref:
-        return self
 
     def taken_by(self, receiver: Member) -> Ref:
         """Return the reference as it arrives."""
@@ -49,35 +45,43 @@ class Ref(NamedTuple):
         return Ref(receiver, self.owner, meeting, self.number)
 
 
-Done = Callable[[object], None]  # takes the answer, or an Unreachable
+Done = Callable[[object], None]  # takes the answer, or an Unreachable or Unwilling
+AGAIN = 1000  # what a meeting adds to the number of a worker: its incarnation is another one then
 
 
 @dataclass(eq=False)
 class Member:
-    """A worker, as `Supervisors` is one.
+    """A worker, and its `Surroundings`.
 
     Attributes:
+        role: of it.
+        is_able: it can keep the plan of a supervision.
+        is_willing: its policy lets it take part at all.
+        is_open: workers may come, as it believes.
         meetings: the present meeting with each other worker; None: that one is lost.
+        roles: of all workers.
         calls: that have no answer yet: to whom, and the function that takes it.
         best: the latest term of a snapshot that it was given, by child.
-        heard: the state of the supervision that counts here, heard at `heard_at`.
-        can_lead: it has the plan.
-        asked, consulted, met: see `_Plan` of `Supervisors`.
+        knowledge: of the supervision.
+        leading: as it supervised last.
+        has_heard_end: it knew once that the supervision is over, and has dropped the plan for that.
     """
 
     number: int
+    clock: ManualClock
     editions: Editions[int]
     snapshots: KeptSnapshots[int]  # each is the number of the object that it is of
+    role: str = ""
+    is_able: bool = True
+    is_willing: bool = True
+    is_open: bool = False
     meetings: dict[int, int | None] = field(default_factory=dict)
+    roles: dict[int, str] = field(default_factory=dict)
     calls: dict[int, tuple[int, Done]] = field(default_factory=dict)
     best: dict[int, Term] = field(default_factory=dict)
-    heard: State | None = None
-    heard_at: float = 0.0
-    can_lead: bool = False
-    leader: SimLeader | None = None
-    consulted: tuple[Term | None, Keeper | None] = (None, None)
-    met: dict[int, int] = field(default_factory=dict)
-    asked: dict[int, int] = field(default_factory=dict)
+    knowledge: Knowledge | None = None
+    leading: Leading | None = None
+    has_heard_end: bool = False
     alive: bool = True
     stands_until: float = 0.0
 
@@ -85,22 +89,28 @@ class Member:
         return f"w{self.number}"
 
     @property
-    def keeper(self) -> Keeper:
-        return str(self), self.number
+    def has_plan(self) -> bool:
+        return self.knowledge is not None and self.knowledge.plan is not None
 
     @property
-    def references(self) -> Member:
-        return self
+    def me(self) -> Present:
+        return Present(str(self), self.number, self.role, self.number, self.number)
 
-    def check_usable(self, ref: Ref) -> None:
-        if ref.owner != self.number and self.meetings[ref.owner] != ref.meeting:
-            raise Unreachable(f"w{ref.owner} was lost")
+    def now(self) -> float:
+        return self.clock.now
+
+    def others(self) -> list[Present]:
+        met = ((n, meeting) for n, meeting in sorted(self.meetings.items()) if meeting is not None)
+        return [Present(f"w{n}", n, self.roles[n], n, n + AGAIN * meeting) for n, meeting in met]
+
+    def is_usable(self, ref: Ref) -> bool:
+        return ref.owner == self.number or self.meetings[ref.owner] == ref.meeting
+
+    def may_come(self, name: str) -> bool:
+        return self.is_open
 
     def reaches(self, number: int) -> bool:
         return number == self.number or self.meetings[number] is not None
-
-    def is_alive(self, keeper: Keeper) -> bool:
-        return self.reaches(keeper[1])
 
     def take(self, plain: tuple[Any, ...]) -> State:
         """Return a state as it arrives here."""
@@ -150,6 +160,7 @@ class Group:
         self._links: dict[frozenset[int], Link] = {}
         for member in self.members.values():
             for other in self.members:
+                member.roles[other] = self.members[other].role
                 if other != member.number:
                     member.meetings[other] = 0
                     self._links[frozenset((member.number, other))] = Link()
@@ -194,7 +205,7 @@ class Group:
             return
         try:
             answer = serve(callee)
-        except Unreachable as error:
+        except (Unreachable, Unwilling) as error:
             answer = error
         act = partial(self._arrive, caller, callee, meeting, number, answer)
         self.agenda.send(callee.number, caller, act)
