@@ -301,7 +301,8 @@ class Refs(RefTables):
         """Handle RELEASED, as the holder."""
         for minted_by, number, sequence in entries:
             ref = RefId(minted_by, number)
-            if self._releasing.get(ref, (0, 0))[1] == sequence:
+            releasing = self._releasing.get(ref)
+            if releasing is not None and releasing[1] == sequence:
                 del self._releasing[ref]
 
     # Deaths and lossy networks.

@@ -59,7 +59,7 @@ class ServerCall(Answering, eq=False):
         """Return whether the function may run: all references of the request live here."""
         references = self.serving.references
         counted = request.references
-        if request.on_reference:
+        if request.on_reference and counted:  # a peer may say the one without the other
             place_here = references.place_here(counted[0])
             if place_here is not None:
                 if place_here.gate is not None:
