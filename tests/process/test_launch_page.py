@@ -23,7 +23,7 @@ PAGES = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in 
 
 
 def block(name: str) -> str:
-    """The fenced block behind the comment of that name."""
+    """Return the fenced block behind the comment of that name."""
     match = re.search(rf"<!-- {re.escape(name)} -->\n\n```\w+\n(.*?)```", PAGES, re.DOTALL)
     assert match is not None, name
     return match[1]
@@ -36,6 +36,15 @@ def test_the_first_example_prints_what_the_page_says(tmp_path: Path) -> None:
     assert name == program.name
     done = launch(*options, program)
     assert sorted(done.stdout.splitlines()) == sorted(printed), done.stderr
+
+
+def test_the_example_for_roles_prints_what_the_page_says(tmp_path: Path) -> None:
+    shown, *printed = block("roles").splitlines()
+    program = written(tmp_path, block("roles.py"), "roles.py")
+    *options, name = shlex.split(shown.removeprefix("$ farcall launch "))
+    assert name == program.name
+    done = launch(*options, program)
+    assert done.stdout.splitlines() == printed, done.stderr
 
 
 def test_the_example_for_restarts(tmp_path: Path) -> None:
@@ -118,13 +127,13 @@ def test_a_pod_that_is_made_again_gets_into_the_group_of_the_page(tmp_path: Path
             pod.communicate()
 
 
-COMMANDS = re.findall(r"farcall launch (-.*? train\.py)", PAGES)
+COMMANDS = re.findall(r"farcall launch (-.*? (?:train|roles)\.py)", PAGES)
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))
 def test_commands_of_the_pages_are_understood(line: str) -> None:
     context = command.make_context("launch", shlex.split(line))
-    assert context.params["program"] == "train.py"
+    assert context.params["program"] in ("train.py", "roles.py")
 
 
 def test_every_variable_is_on_a_page() -> None:
