@@ -42,7 +42,7 @@ def kinds(box: Box, count: int) -> list[tuple[str, str]]:
 
 
 def die(agent: Agent) -> None:
-    """The process dies: its links end without a goodbye, and its address is free."""
+    """Let the process die: its links end without a goodbye, and its address is free."""
     agent.endpoint.close()
 
 
@@ -312,7 +312,7 @@ def test_one_that_leaves_while_its_link_is_made_has_left(group: OpenGroup) -> No
     rpc.on_leave(box.put)
     late = group.join("late")
     rpc.rpc_sync("late", echo, args=(0,))
-    late._on_close()  # its record is gone, and the new link hears no goodbye
+    late._teardown._on_close()  # its record is gone, and the new link hears no goodbye
     die(late)
     assert kinds(box, 1) == [("left", "late")]
 

@@ -7,9 +7,7 @@ links. Calls out are in `call_client` and `call_completion`, calls in are `serve
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
@@ -17,9 +15,7 @@ from typing import Any
 
 import torch
 
-from farcall.errors import LinkError, RpcTimeout
 from farcall.ids import RefId, UnguessableNumbers, Worker
-from farcall.log import get_logger, records_later
 from farcall.protocol.admission import Bounds
 from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls import intake
@@ -55,22 +51,18 @@ from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.references.names import Names
 from farcall.runtime.references.values import ValueSlot
 from farcall.runtime.status import Status
+from farcall.runtime.teardown import STOP_SECONDS, Teardown
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.function_queue import max_threads_of
 from farcall.runtime.threads.openmp import IdleTeam
 from farcall.serde import DeviceMap, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
 from farcall.transport.loopback import LoopbackLink
-from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame
-from farcall.wire.messages import Accepted, Cancel, Failure, Leaving, Message, Reply, Request
+from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reply, Request
 from farcall.wire.messages import Gradients as GradientsMessage
 
-logger = get_logger("farcall")
-
 Args = Sequence[Any]
-GOODBYE_SECONDS = 0.2
-STOP_SECONDS = 5.0
 
 
 class Agent:
@@ -207,8 +199,24 @@ class Agent:
         enter = self.on_thread_start
         self.group = Group(status, endpoint, directory, links, losses, find, everybody, enter)
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
-        self._closing = threading.Lock()
-        self._on_close = on_close
+        self._teardown = Teardown(
+            status,
+            endpoint,
+            directory,
+            links,
+            losses,
+            self.group,
+            coordinator,
+            machine,
+            references,
+            self.gradients,
+            completion,
+            self.outboxes,
+            executor,
+            self.idle_team,
+            shortage,
+            on_close,
+        )
         losses.start(
             machine.end_calls,
             [
@@ -285,7 +293,7 @@ class Agent:
         torch.get_num_threads()
 
     def handle(self, event: Event) -> None:
-        """The executor's leader took an event."""
+        """Hand an event that the executor's leader took to its part."""
         worker = event.link.peer
         peer = self.directory.of_incarnation(worker.incarnation) or self.directory.heard(worker)
         if peer is None:
@@ -336,7 +344,7 @@ class Agent:
         self._routes.deliver(peer, message, call_id)
 
     def before_sleep(self) -> float:
-        """The executor's leader has no event: expire due calls, and return when the next is due."""
+        """Expire due calls, and return when the next is due: the leader has no event."""
         self.references.drain()
         now = time.monotonic()
         for pending in self.completion.deadlines.due(now):
@@ -344,7 +352,7 @@ class Agent:
         return self.completion.deadlines.next
 
     def on_shortage(self) -> None:
-        """The executor has no more threads for calls."""
+        """Let waiting requests in: the executor has no more threads for calls."""
         intake.let_in(self.directory.live())
         self.shortage.tell()
 
@@ -362,86 +370,16 @@ class Agent:
         Raises:
             RpcTimeout: the others were not ready in time. This agent is shut down nevertheless.
         """
-        self.executor.collecting.refuse("shutdown")
-        try:
-            if graceful and not self.status.is_closed:
-                self.status.is_leaving = True
-                self._leave(time.monotonic() + timeout if timeout else math.inf, timeout)
-        finally:
-            self.close()
-
-    def _leave(self, deadline: float, timeout: float) -> None:
-        if self.coordinator.leave(deadline):
-            self.outboxes.flush(time.monotonic() + GOODBYE_SECONDS)
-            return
-        missing = [self.directory.of_incarnation(inc) for inc in self.coordinator.missing]
-        names = ", ".join(repr(peer.name) for peer in missing if peer is not None)
-        active = self.coordinator.active
-        what = f"{active} calls are in flight here" if active else f"waiting for {names}"
-        raise RpcTimeout(
-            f"graceful shutdown of {self.me.name!r} took longer than {timeout} s: {what}"
-            f"{self.shortage.describe()}"
-        )
+        self._teardown.shutdown(graceful, timeout)
 
     def close(self, reason: str = "it has shut down", patience: float = STOP_SECONDS) -> None:
         """Leave at once: calls in flight end as Cancelled here and as PeerLost elsewhere.
 
         The others are told the reason; `patience` is seconds for functions that still run.
         """
-        if not self.status.is_closed:
-            # All of it or nothing: what Ctrl-C left undone would never be done.
-            uninterrupted(lambda: self._close(reason, patience), f"farcall-end-{self.me.name}")
+        self._teardown.close(reason, patience)
 
     def close_after_fork(self) -> None:
         """In a child that was forked: close what it inherited, and refuse to be used there."""
         self.executor.collecting.close_after_fork(self.me.name)
         self.endpoint.close_after_fork()
-
-    @records_later()
-    def _close(self, reason: str, patience: float) -> None:
-        with self._closing:
-            if self.status.is_closed:
-                return
-            try:
-                # First: others take one that they can't reach for dead, unless the store says else.
-                self._on_close()
-            finally:
-                self.status.is_closed = True
-        self.losses.close()
-        self.group.close()
-        try:
-            self._end_calls(reason)
-        finally:
-            try:
-                self.idle_team.close(time.monotonic() + patience)
-                if not self.executor.stop(patience):
-                    logger.warning("%s: shut down while functions are still running", self.me.name)
-            finally:
-                self.completion.fail_queued(self.status.closed_error())
-                self.endpoint.close()
-                self.outboxes.close(patience)
-
-    def _end_calls(self, reason: str) -> None:
-        error = self.status.closed_error()
-        cancelled: list[PendingCall] = []
-        for peer in self.directory.all():
-            # Before anything ends: the ends of links must not be taken for the deaths of peers.
-            with peer.lock:
-                peer.lost = peer.lost or str(error)
-            cancelled += peer.outgoing.take_all()
-            self.outboxes.drop(peer.outbox)
-            self.outboxes.drop(peer.back_outbox)
-        try:
-            until = time.monotonic() + GOODBYE_SECONDS  # for all: many may not read
-            for link in self.endpoint.links():
-                with contextlib.suppress(LinkError, TimeoutError):
-                    link.send(Frame(Leaving(reason)), until)
-        finally:
-            # First everything that threads of ours may wait for, then the threads.
-            self.links.loopback.lose(str(error))
-            for peer in self.directory.all():
-                self.endpoint.drop(peer.incarnation, str(error))
-            self.completion.fail(cancelled, error)
-            self.gradients.close()
-            self.references.close(error)
-            self.machine.close(error)
