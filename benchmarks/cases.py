@@ -162,7 +162,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def ring(rpc: Any) -> Iterator[float]:
-    """Each worker calls the next one, all at once."""
+    """Let each worker call the next one, all at once."""
 
     def calls_of(rank: int) -> tuple[str, str, int]:
         return rpc.__name__, f"worker{(rank + 1) % RING}", CALLS_OF_THE_RING

@@ -82,7 +82,7 @@ class Caller:
 
 class Other:
     def shutdown(self) -> None:
-        """The actors end with rank 0."""
+        """End the actors, with rank 0."""
 
 
 def join(store: str, size: int, rank: int) -> Caller | Other:

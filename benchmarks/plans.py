@@ -145,7 +145,7 @@ TRAINING: dict[str, tuple[Case, Plan]] = {
 
 
 def with_default_threads(cases: dict[str, tuple[Case, Plan]]) -> dict[str, Case]:
-    """Each case with one thread, and after it with torch's default number of threads."""
+    """Return each case with one thread, and after it with torch's default number of threads."""
     found: dict[str, Case] = {}
     for name, (case, plan) in cases.items():
         found[name] = case

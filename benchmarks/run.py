@@ -110,7 +110,7 @@ def facts_of_run(
 def names(
     known: list[str], sets: dict[str, list[str]] | None = None, needed: str | None = None
 ) -> Callable[..., list[str]]:
-    """The check of an option that lists names with commas, or names of `sets` of them."""
+    """Return the check of an option that lists names with commas, or names of `sets` of them."""
     sets = sets or {}
 
     def check(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:

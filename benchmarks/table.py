@@ -170,7 +170,7 @@ def show_ratio(result: Result, name: str) -> str:
 
 
 def show_bar(result: Result) -> list[str]:
-    """The bar, and whether it is met."""
+    """Return two cells: the bar, and whether it is met."""
     if result.bar is None:
         return [NONE, NONE]
     return [result.bar, "yes" if result.is_met else "no"]

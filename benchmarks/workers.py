@@ -68,7 +68,7 @@ def end_with_parent() -> None:
 
 
 def join(implementation: str, store: str, world: World, rank: int) -> Any:
-    """The implementation's module for calls, of which this process is a worker now.
+    """Return the implementation's module for calls, of which this process is a worker now.
 
     Or something with its names. Workers find each other through the file `store`. `shutdown` waits
     for the others.

@@ -22,7 +22,7 @@ def made(name: str) -> Exception:
 
 
 def sections(error: BaseException) -> list[str]:
-    """The sections that a printed traceback names, if an address is its last line."""
+    """Return the sections that a printed traceback names, if an address is its last line."""
     text = "".join(traceback.format_exception(error))
     assert ADDRESS.fullmatch(text.splitlines()[-1]), text
     return [NAMES[name] for name in ADDRESS.findall(text)]

@@ -86,10 +86,10 @@ class Link:
         deadline: float,
         meanwhile: Callable[[], None] | None,
     ) -> _Frame | int:
-        """The answer; or NOT_SENT, TIMED_OUT, LOST or TOO_LARGE."""
+        """Return the answer; or NOT_SENT, TIMED_OUT, LOST or TOO_LARGE."""
 
     def receive(self, kinds: int, alarm: int, deadline: float) -> _Frame | None:
-        """A frame of one of these kinds (a bit each)."""
+        """Return a frame of one of these kinds (a bit each)."""
 
     def lose(self, cause: str) -> None: ...
     def forget(self) -> None: ...
@@ -223,4 +223,4 @@ class Plain:
         references: Sequence[Any],
         attach: Callable[[Any], object] | None,
     ) -> Any:
-        """The value; NotImplemented if it is not plain."""
+        """Return the value; NotImplemented if it is not plain."""

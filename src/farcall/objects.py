@@ -173,7 +173,7 @@ def _note(answers: SimpleQueue[Any], peer: Peer, future: torch.futures.Future[An
 
 
 def _unmet(agent: Agent) -> Iterator[Peer]:
-    """Yield the workers of a group that is not fixed that are known to its store only."""
+    """Yield the workers that only the store knows, of a group that is not fixed."""
     missing = 0
     for id in count():
         if missing == GAP or not agent.directory.can_ask(id):

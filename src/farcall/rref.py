@@ -368,8 +368,8 @@ def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
             return
     if done.is_set():
         raise Cancelled(
-            "nobody waits any more for the call that waits here for the value of a reference: its "
-            "caller gave up, or was lost"
+            "no caller waits any more for the call that waits here for the value of a reference: "
+            "its caller gave up, or was lost"
         )
     agent = current_agent()
     raise RpcTimeout(

@@ -94,7 +94,7 @@ _pause = None if _c is None else ctypes.cast(_c.pause, ctypes.c_void_p)
 
 @contextlib.contextmanager
 def _parked_at_the_end() -> Iterator[None]:
-    """The calling thread sleeps, instead of being torn down, when Python has ended (before 3.14).
+    """Let the calling thread sleep, and not be torn down, when Python has ended (before 3.14).
 
     Python calls C's `pthread_exit` in a daemon thread that comes back to it then. That unwinds the
     stack like an exception, and C++ code on it can't take that: it calls `abort`, or destructors

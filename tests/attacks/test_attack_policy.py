@@ -75,7 +75,7 @@ def pair(kept_pair: Kept[Pair], request: pytest.FixtureRequest) -> Iterator[Pair
 
 
 def assert_serves(victim: Member, member: Member) -> None:
-    """The worker is well, and does what its policy allows."""
+    """Assert that the worker is well, and does what its policy allows."""
     assert member.run(call, "w0", app.truth, [1]) is True
     assert victim.process.is_alive()
 

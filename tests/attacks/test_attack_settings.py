@@ -192,7 +192,7 @@ def start_on_two_hosts(
     return members
 
 
-def call_each_way(members: list[Member]) -> None:
+def check_calls_each_way(members: list[Member]) -> None:
     first, second = members
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert second.run(call, "w0", operator.add, 1, 2) == 3
@@ -200,7 +200,7 @@ def call_each_way(members: list[Member]) -> None:
 
 
 def test_one_machine_needs_no_setting(crew: Crew, transport: str, tmp_path: Path) -> None:
-    call_each_way(list(honest.pair(crew, transport, environment=honest.alone(tmp_path))))
+    check_calls_each_way(list(honest.pair(crew, transport, environment=honest.alone(tmp_path))))
 
 
 def test_two_hosts_with_a_secret(crew: Crew, transport: str, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_two_hosts_with_a_secret(crew: Crew, transport: str, tmp_path: Path) -> 
     run_block("secret", tmp_path)
     environment = {"FARCALL_SECRET_FILE": str(tmp_path / "farcall.secret")}
     with network() as net:
-        call_each_way(start_on_two_hosts(crew, (net.a, net.b), [environment] * 2, transport))
+        check_calls_each_way(start_on_two_hosts(crew, (net.a, net.b), [environment] * 2, transport))
 
 
 def test_worker_that_runs_uses_certificates_that_were_replaced(
@@ -245,4 +245,4 @@ def test_two_hosts_with_certificates(
             member.start(join, member.name, rank, 2, crew.init_method, tls=tls)
         for member in members:
             member.result()
-        call_each_way(members)
+        check_calls_each_way(members)

@@ -185,8 +185,8 @@ def test_swapped_records_send_no_call_to_another_worker(
     assert_calls_go_where_they_should(members[0], problem)
 
 
-def swap_what_is_in_records(crew: Crew, members: list[Member], options: Options) -> None:
-    """The addresses and the incarnation of each under the other's name."""
+def check_swapped_records(crew: Crew, members: list[Member], options: Options) -> None:
+    """Swap the addresses and the incarnations of two records; check where calls go."""
     first, second = ([*m.run(honest.urls), str(m.run(attacker.me)[2])] for m in members[1:])
     both = [*zip(first, second, strict=True), *zip(second, first, strict=True)]
     file = crew.init_method.removeprefix("file://")
@@ -199,7 +199,7 @@ def test_record_with_what_is_another_workers_sends_no_call_to_it(
     crew: Crew, transport: str
 ) -> None:
     members = join_three(crew, transport, None, [WITH_SECRET] * 3)
-    swap_what_is_in_records(crew, members, WITH_SECRET)
+    check_swapped_records(crew, members, WITH_SECRET)
 
 
 def with_certificates(folder: Path, *, names: bool) -> list[Options]:
@@ -214,7 +214,7 @@ def test_store_sends_no_call_astray_where_workers_have_certificates(
 ) -> None:
     options = with_certificates(tmp_path, names=names)
     members = join_three(crew, transport, None, options)
-    swap_what_is_in_records(crew, members, options[0])
+    check_swapped_records(crew, members, options[0])
 
 
 @pytest.mark.parametrize("size", [3, None], ids=["fixed group", "open group"])

@@ -54,7 +54,7 @@ class Run(Here, ABC):
     # What a program is made of.
 
     def leaf(self, worker: str, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A leaf that lives on `worker`."""
+        """Make a leaf that lives on `worker`."""
         leaf = value if value.requires_grad else value.requires_grad_()
         assert leaf.is_leaf
         with self._lock:
@@ -62,7 +62,7 @@ class Run(Here, ABC):
         return leaf
 
     def module(self, worker: str, name: str, module: torch.nn.Module) -> torch.nn.Module:
-        """A module whose parameters live on `worker`."""
+        """Make a module whose parameters live on `worker`."""
         for parameter_name, parameter in module.named_parameters():
             self.leaf(worker, f"{name}.{parameter_name}", parameter)
         self.modules[name] = module
@@ -82,7 +82,7 @@ class Run(Here, ABC):
             self.noted[name] = value
 
     def node(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor behind a node that counts how often it runs backward."""
+        """Return the same tensor behind a node that counts how often it runs backward."""
         counted: torch.Tensor = _Counted.apply(tensor, self, name)
         return counted
 
@@ -116,7 +116,7 @@ class Run(Here, ABC):
 
     @abstractmethod
     def rref(self, value: Any) -> Any:
-        """A reference of the acting worker to a value of its own."""
+        """Return a reference of the acting worker to a value of its own."""
 
     @abstractmethod
     def arrived(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ class Run(Here, ABC):
 
     @abstractmethod
     def gradient(self, name: str) -> torch.Tensor:
-        """The gradient so far of a leaf of the acting worker."""
+        """Return the gradient so far of a leaf of the acting worker."""
 
 
 class LocalRun(Run):
@@ -281,15 +281,15 @@ def compare_with(
         if roots:
             run.backward(roots, **options)
         gradients = gradients_of(agents, run)
-    same(roots, list(expected_roots), "roots")
+    check_same(roots, list(expected_roots), "roots")
     expected = {name: leaf.grad for name, leaf in local.leaves.items() if leaf.grad is not None}
     assert sorted(gradients) == sorted(expected), "other leaves have gradients than locally"
     for name, gradient in expected.items():
-        same(gradients[name], gradient, f"gradient of {name!r}")
+        check_same(gradients[name], gradient, f"gradient of {name!r}")
     assert run.counts == local.counts, "nodes or hooks ran another number of times than locally"
     assert sorted(run.noted) == sorted(local.noted)
     for name, value in local.noted.items():
-        same(run.noted[name], value, name)
+        check_same(run.noted[name], value, name)
     for name, leaf in run.leaves.items():
         assert leaf.grad is None, f"distributed backward filled .grad of {name!r}"
 
@@ -306,7 +306,7 @@ def _listed(roots: Any) -> list[torch.Tensor]:
 
 
 def gradients_of(agents: Sequence[Agent], run: DistributedRun) -> dict[str, torch.Tensor]:
-    """The context's gradients on all workers, by the names of the leaves."""
+    """Return the context's gradients on all workers, by the names of the leaves."""
     found: dict[str, torch.Tensor] = {}
     for agent in agents:
         here: dict[torch.Tensor, torch.Tensor] = {}
@@ -321,7 +321,7 @@ def gradients_of(agents: Sequence[Agent], run: DistributedRun) -> dict[str, torc
     return found
 
 
-def same(actual: Any, expected: Any, what: str) -> None:
+def check_same(actual: Any, expected: Any, what: str) -> None:
     """Equal within float tolerance, with dtype and layout."""
     if isinstance(expected, torch.Tensor) and expected.layout is torch.sparse_coo:
         assert actual.layout is torch.sparse_coo, f"{what} is not sparse"

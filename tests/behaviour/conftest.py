@@ -88,7 +88,7 @@ def trio(start: Callable[..., list[Agent]]) -> list[Agent]:
 
 @pytest.fixture
 def gate(start: object) -> Iterator[Gate]:
-    """A gate that is opened at the end, before the workers are shut down."""
+    """Yield a gate that is opened at the end, before the workers are shut down."""
     gate = Gate()
     yield gate
     gate.open()

@@ -25,7 +25,7 @@ def make_parameter(values: torch.Tensor, requires_grad: bool = True) -> torch.nn
 
 
 def weighted_sum(parameter: rpc.RRef[Any], weights: torch.Tensor) -> torch.Tensor:
-    """The gradient of the parameter is `weights`, exactly."""
+    """Return a loss whose gradient by the parameter is `weights`, exactly."""
     value = parameter.local_value()
     if weights.is_sparse:
         rows = weights._indices()[0]

@@ -29,7 +29,7 @@ class Scale(nn.Module):
 
 
 def here() -> int:
-    """The line after the one that calls this."""
+    """Return the line after the one that calls this."""
     return sys._getframe(1).f_lineno + 1
 
 

@@ -11,9 +11,9 @@ from behaviour.autograd_helpers import (
     DistributedRun,
     Run,
     add_weight,
+    check_same,
     compare,
     doubles,
-    same,
     times,
     weights,
 )
@@ -102,7 +102,7 @@ def test_second_backward_without_retain_graph(pair: list[Agent], where: str, way
         weights(run, y="w0")  # the context goes on
         loss = run.call(where, times, run, "w", run["y"]).sum()
         run.backward(loss)
-        same(run.gradient("y"), run["w"].detach(), "gradient after the error")
+        check_same(run.gradient("y"), run["w"].detach(), "gradient after the error")
 
 
 def test_gradients_of_an_earlier_pass_are_not_changed_by_a_later_one(pair: list[Agent]) -> None:
@@ -115,7 +115,7 @@ def test_gradients_of_an_earlier_pass_are_not_changed_by_a_later_one(pair: list[
         before = first.clone()
         run.backward(loss)
         assert torch.equal(first, before)
-        same(run.gradient("x"), before * 2, "gradient of two passes")
+        check_same(run.gradient("x"), before * 2, "gradient of two passes")
 
 
 def test_each_context_has_gradients_of_its_own(pair: list[Agent]) -> None:
@@ -124,7 +124,7 @@ def test_each_context_has_gradients_of_its_own(pair: list[Agent]) -> None:
     for _ in range(3):
         with dist_autograd.context() as run.context_id:
             run.backward(run.call("w1", times, run, "w", run["x"]).sum())
-            same(run.gradient("x"), run["w"].detach(), "gradient of one pass")
+            check_same(run.gradient("x"), run["w"].detach(), "gradient of one pass")
 
 
 # Gradients of gradients.
@@ -167,11 +167,11 @@ def test_create_graph_equals_torch_autograd_grad(pair: list[Agent]) -> None:
         loss = rpc.rpc_sync("w1", torch.sin, args=(h * w,)).sum()
         dist_autograd.backward(context_id, [loss], create_graph=True)
         so_far = dist_autograd.get_gradients(context_id)
-        same(so_far[x], first, "gradient")
+        check_same(so_far[x], first, "gradient")
         dist_autograd.backward(context_id, [so_far[x].prod()])
         total = dist_autograd.get_gradients(context_id)
-        same(total[x] - so_far[x], expected[0], "gradient of the gradient by x")
-        same(total[w] - so_far[w], expected[1], "gradient of the gradient by w")
+        check_same(total[x] - so_far[x], expected[0], "gradient of the gradient by x")
+        check_same(total[w] - so_far[w], expected[1], "gradient of the gradient by w")
 
 
 def given_back(x: torch.Tensor) -> torch.Tensor:

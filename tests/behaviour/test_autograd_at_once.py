@@ -14,10 +14,10 @@ from behaviour.autograd_helpers import (
     DistributedRun,
     LocalRun,
     Run,
+    check_same,
     compare_with,
     doubles,
     hold_up,
-    same,
 )
 from behaviour.helpers import Gate, Here, in_threads
 from farcall import autograd as dist_autograd
@@ -69,10 +69,10 @@ def step(shared: Shared, seed: int, ps: str = "w1", **options: Any) -> None:
             rpc.rpc_sync("w2", gradient_of, args=(context_id, shared, "c")),
         )
     for gradient, right in zip(found, expected(shared, x), strict=True):
-        same(gradient, right, f"gradient of {seed}")
+        check_same(gradient, right, f"gradient of {seed}")
 
 
-def raise_first(results: list[Any]) -> None:
+def check_none_failed(results: list[Any]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -89,7 +89,7 @@ def test_contexts_of_several_threads(trio: list[Agent], mode: str) -> None:
 
     with in_threads(*[functools.partial(train, n) for n in range(THREADS)]) as results:
         pass
-    raise_first(results)
+    check_none_failed(results)
     assert shared.b.grad is None
     assert shared.c.grad is None
 
@@ -107,7 +107,7 @@ def test_several_trainers_and_one_parameter_server(start: Callable[..., list[Age
     trainers = [agent for agent in agents if agent.me.name != "w1"]
     with in_threads(*[functools.partial(train, agent) for agent in trainers]) as results:
         pass
-    raise_first(results)
+    check_none_failed(results)
 
 
 def test_every_worker_trains_with_every_other(trio: list[Agent]) -> None:
@@ -121,7 +121,7 @@ def test_every_worker_trains_with_every_other(trio: list[Agent]) -> None:
     pairs = [(agent, ps) for agent in trio for ps in ("w0", "w1", "w2")]
     with in_threads(*[functools.partial(train, *one) for one in pairs]) as results:
         pass
-    raise_first(results)
+    check_none_failed(results)
 
 
 def slow_times(gate: Gate, shared: Shared, x: torch.Tensor) -> torch.Tensor:
@@ -139,13 +139,13 @@ def test_backward_passes_that_overlap_for_sure(trio: list[Agent], gate: Gate) ->
             dist_autograd.backward(context_id, [(r * x).sum()])
             mine = dist_autograd.get_gradients(context_id)[x]
             theirs = rpc.rpc_sync("w1", gradient_of, args=(context_id, shared, "b"))
-            same(mine, 2 * (x * shared.b).detach(), "gradient of x")
-            same(theirs, (x * x).detach(), "gradient of b")
+            check_same(mine, 2 * (x * shared.b).detach(), "gradient of x")
+            check_same(theirs, (x * x).detach(), "gradient of b")
 
     with in_threads(*[functools.partial(train, n) for n in range(THREADS)]) as results:
         gate.wait_for_arrivals(THREADS)
         gate.open()
-    raise_first(results)
+    check_none_failed(results)
 
 
 def test_worker_threads_are_not_used_up_by_passes_that_wait(
@@ -165,7 +165,7 @@ def test_worker_threads_are_not_used_up_by_passes_that_wait(
         gate.wait_for_arrivals(2)  # w2 runs two backward functions
         assert rpc.rpc_sync("w1", torch.add, args=(1, 2)) == 3
         gate.open()
-    raise_first(results)
+    check_none_failed(results)
 
 
 def pass_on(shared: Shared, gate: Gate, x: torch.Tensor) -> torch.Tensor:
@@ -185,14 +185,14 @@ def test_backward_passes_of_one_context_at_once(trio: list[Agent]) -> None:
 
         with in_threads(*[functools.partial(differentiate, loss) for loss in losses]) as results:
             pass
-        raise_first(results)
+        check_none_failed(results)
         for name, right in zip(("x", "b", "c"), expected(shared, x), strict=True):
             if name == "x":
                 found = dist_autograd.get_gradients(context_id)[x]
             else:
                 to = "w1" if name == "b" else "w2"
                 found = rpc.rpc_sync(to, gradient_of, args=(context_id, shared, name))
-            same(found, THREADS * right, name)
+            check_same(found, THREADS * right, name)
 
 
 def test_forward_and_backward_of_one_context_at_once(trio: list[Agent]) -> None:
@@ -210,15 +210,15 @@ def test_forward_and_backward_of_one_context_at_once(trio: list[Agent]) -> None:
         copies = [functools.partial(contextvars.copy_context().run, train, x) for x in xs]
         with in_threads(*copies) as results:
             pass
-        raise_first(results)
+        check_none_failed(results)
         found = dist_autograd.get_gradients(context_id)
         right = [expected(shared, x) for x in xs]
         for x, (gradient, _, _) in zip(xs, right, strict=True):
-            same(found[x], STEPS * gradient, "gradient of x")
+            check_same(found[x], STEPS * gradient, "gradient of x")
         for to, name, index in (("w1", "b", 1), ("w2", "c", 2)):
             total = torch.stack([gradients[index] for gradients in right]).sum(0)
             there = rpc.rpc_sync(to, gradient_of, args=(context_id, shared, name))
-            same(there, STEPS * total, f"gradient of {name}")
+            check_same(there, STEPS * total, f"gradient of {name}")
 
 
 def test_passes_over_the_same_graph_at_once(trio: list[Agent]) -> None:
@@ -233,9 +233,9 @@ def test_passes_over_the_same_graph_at_once(trio: list[Agent]) -> None:
 
         with in_threads(*[differentiate] * THREADS) as results:
             pass
-        raise_first(results)
+        check_none_failed(results)
         found = dist_autograd.get_gradients(context_id)[x]
-        same(found, THREADS * expected(shared, x)[0], "gradient of x")
+        check_same(found, THREADS * expected(shared, x)[0], "gradient of x")
 
 
 def test_calls_at_once_within_one_context(trio: list[Agent]) -> None:
@@ -279,5 +279,5 @@ def test_local_training_at_the_same_time(trio: list[Agent]) -> None:
 
     with in_threads(train, train_locally, train) as results:
         pass
-    raise_first(results)
+    check_none_failed(results)
     torch.testing.assert_close(results[1], torch.ones_like(results[1]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.autograd_helpers import DistributedRun, Run, doubles, same, times, weights
+from behaviour.autograd_helpers import DistributedRun, Run, check_same, doubles, times, weights
 from behaviour.helpers import Box, Gate, in_threads, wait_until
 from farcall import autograd as dist_autograd
 from farcall import rpc
@@ -68,7 +68,7 @@ def test_nested_context(pair: list[Agent]) -> None:
         ):
             pass
         run.backward(run.call("w1", times, run, "w", h).sum())  # the outer one goes on
-        same(run.gradient("x"), run["w"].detach() ** 2, "gradient")
+        check_same(run.gradient("x"), run["w"].detach() ** 2, "gradient")
 
 
 def open_context() -> int:
@@ -211,7 +211,7 @@ def test_nested_call_after_the_end_revives_nothing(trio: list[Agent], gate: Gate
         gate.wait_for_arrivals()
     wait_until(lambda: not knows(trio[1], run.context_id))
     gate.open()
-    same(future.wait(), run["x"] * run["a"] * run["b"], "the answer")
+    check_same(future.wait(), run["x"] * run["a"] * run["b"], "the answer")
     assert not any(knows(agent, run.context_id) for agent in trio)
 
 
@@ -236,7 +236,7 @@ def test_many_contexts(pair: list[Agent]) -> None:
     for _ in range(200):
         with dist_autograd.context() as run.context_id:
             run.backward(run.call("w1", times, run, "w", run["x"]).sum())
-            same(run.gradient("x"), run["w"].detach(), "gradient")
+            check_same(run.gradient("x"), run["w"].detach(), "gradient")
 
 
 def test_shutdown_inside_of_a_context(start: Callable[..., list[Agent]]) -> None:
@@ -246,6 +246,7 @@ def test_shutdown_inside_of_a_context(start: Callable[..., list[Agent]]) -> None
     with dist_autograd.context() as run.context_id:
         run.call("w1", times, run, "w", run["x"])
         agents[0].close()
+    assert agents[0].status.is_closed
 
 
 # Workers that are lost.
@@ -362,7 +363,7 @@ def test_tensor_backward_says_what_to_use_instead(pair: list[Agent]) -> None:
             (h * run["x"]).sum().backward()
         h = run.call("w1", times, run, "w", run["x"])
         run.backward(h.sum())
-        same(run.gradient("x"), run["w"].detach(), "gradient")
+        check_same(run.gradient("x"), run["w"].detach(), "gradient")
 
 
 def test_tensor_backward_in_a_callee_says_what_to_use_instead(pair: list[Agent]) -> None:

@@ -16,9 +16,9 @@ from behaviour.autograd_helpers import (
     DistributedRun,
     Run,
     add_weight,
+    check_same,
     compare,
     doubles,
-    same,
     times,
     weights,
 )
@@ -39,9 +39,9 @@ def test_gradients_share_no_memory(pair: list[Agent]) -> None:
         h = run.call("w1", torch.add, run["x"], run["y"])
         run.backward((h + run["x"] + run["y"]).sum())
         run.gradient("x").mul_(0)
-        same(run.gradient("y"), torch.full_like(run["y"], 2.0), "gradient of y")
+        check_same(run.gradient("y"), torch.full_like(run["y"], 2.0), "gradient of y")
         run.gradient("y")[0] = 5  # it is no expanded number
-        same(run.gradient("y")[1:], torch.full_like(run["y"][1:], 2.0), "gradient of y")
+        check_same(run.gradient("y")[1:], torch.full_like(run["y"][1:], 2.0), "gradient of y")
 
 
 def test_gradients_are_not_the_memory_of_the_user(pair: list[Agent]) -> None:
@@ -55,8 +55,8 @@ def test_gradients_are_not_the_memory_of_the_user(pair: list[Agent]) -> None:
         run.backward((Constant.apply(run["x"], constant) + h * 0).sum())
         for name in ("x", "y"):
             run.gradient(name).add_(100)
-    same(constant, doubles(4), "a tensor that a backward function gave")
-    same(seen[0], torch.zeros_like(seen[0]), "a gradient that a hook kept")
+    check_same(constant, doubles(4), "a tensor that a backward function gave")
+    check_same(seen[0], torch.zeros_like(seen[0]), "a gradient that a hook kept")
 
 
 class Constant(torch.autograd.Function):
@@ -79,7 +79,7 @@ def test_gradients_that_arrived_may_be_changed_in_place(pair: list[Agent], size:
         run.leaf("w0", "x", doubles(size))
         run.backward(run.call("w1", torch.sin, run["x"]).sum())
         run.gradient("x").mul_(2)
-        same(run.gradient("x"), 2 * run["x"].detach().cos(), "gradient")
+        check_same(run.gradient("x"), 2 * run["x"].detach().cos(), "gradient")
 
 
 # Calls inside of a backward pass.
@@ -279,7 +279,7 @@ def test_call_under_no_grad_keeps_the_link_of_what_it_hands_on(pair: list[Agent]
         assert same_again.requires_grad
         assert not computed.requires_grad
         run.backward((same_again * computed).sum())
-        same(run.gradient("x"), 2 * run["x"].detach(), "gradient of x")
+        check_same(run.gradient("x"), 2 * run["x"].detach(), "gradient of x")
 
 
 @rpc.functions.async_execution
@@ -312,7 +312,7 @@ def test_callback_runs_with_the_grad_mode_of_the_function_that_attached_it(
 # asyncio.
 
 
-async def train(run: DistributedRun, name: str, started: asyncio.Barrier) -> None:
+async def check_training(run: DistributedRun, name: str, started: asyncio.Barrier) -> None:
     with dist_autograd.context() as context_id:
         await started.wait()  # all are inside of their contexts
         h = await rpc.rpc_async("w1", times, args=(run, "w", run[name]))
@@ -323,7 +323,7 @@ async def train(run: DistributedRun, name: str, started: asyncio.Barrier) -> Non
         dist_autograd.backward(context_id, [(h + 0 * g).sum()])
         found = dist_autograd.get_gradients(context_id)
         assert list(found) == [run[name]]
-        same(found[run[name]], run["w"].detach() ** 2, name)
+        check_same(found[run[name]], run["w"].detach() ** 2, name)
 
 
 def test_contexts_of_several_asyncio_tasks(pair: list[Agent]) -> None:
@@ -334,7 +334,7 @@ def test_contexts_of_several_asyncio_tasks(pair: list[Agent]) -> None:
 
     async def main() -> None:
         started = asyncio.Barrier(len(names))
-        await asyncio.gather(*[train(run, name, started) for name in names])
+        await asyncio.gather(*[check_training(run, name, started) for name in names])
 
     asyncio.run(main())
     with dist_autograd.context():  # none is left in the thread
@@ -351,4 +351,4 @@ def test_executor_of_threads_in_a_context(pair: list[Agent]) -> None:
         with in_threads(functools.partial(copied.run, call)) as results:
             pass
         run.backward(results[0].sum())
-        same(run.gradient("x"), run["w"].detach(), "gradient")
+        check_same(run.gradient("x"), run["w"].detach(), "gradient")

@@ -13,10 +13,10 @@ import torch
 from behaviour.autograd_helpers import (
     DistributedRun,
     Run,
+    check_same,
     doubles,
     gradients_of,
     hold_up,
-    same,
     weights,
 )
 from behaviour.helpers import PATIENCE, WAYS, Gate, Here, by_async, by_sync, in_threads
@@ -192,7 +192,7 @@ def test_context_goes_on_after_an_error(trio: list[Agent], route: str, way: Any)
         x = doubles(4, seed=9).requires_grad_()
         run.leaves["other"], run.places["other"] = x, "w0"
         run.backward((rpc.rpc_sync("w1", torch.sin, args=(x,))).sum())
-        same(run.gradient("other"), x.detach().cos(), "gradient after errors")
+        check_same(run.gradient("other"), x.detach().cos(), "gradient after errors")
 
 
 def test_next_context_is_right_after_an_error(trio: list[Agent]) -> None:
@@ -213,7 +213,7 @@ def test_next_context_is_right_after_an_error(trio: list[Agent]) -> None:
             expected = expected or found
             assert sorted(found) == ["b", "c", "x"]
             for name, gradient in found.items():
-                same(gradient, expected[name], name)
+                check_same(gradient, expected[name], name)
 
 
 def slow_part(gate: Gate, run: Run, x: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ class Watch(Here):
             self._changed.notify_all()
 
     def memory(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same numbers in memory that is watched."""
+        """Return the same numbers in memory that is watched."""
         array = tensor.detach().numpy().copy()
         self.over(array, name)
         return torch.from_numpy(array)
@@ -74,7 +74,7 @@ class Watch(Here):
         with self._changed:
             return dict(+self._alive)
 
-    def wait_for_end(self, *, collect: bool = False) -> None:
+    def wait_until_gone(self, *, collect: bool = False) -> None:
         """Until all is gone. With `collect` garbage collection may help: tracebacks hold much."""
         deadline = time.monotonic() + PATIENCE
         with self._changed:
@@ -121,7 +121,7 @@ def forward_to(run: Run, watch: Watch, x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(run: Run, watch: Watch) -> torch.Tensor:
-    """A part on each worker, a cycle, and something that is not used."""
+    """Use a part on each worker, a cycle, and something that is not used."""
     h = watch.tensor(run["x"].tanh(), "sent")
     r = run.call("w1", forward_to, run, watch, h)
     watch.over(r, "result")
@@ -141,7 +141,7 @@ def test_after_backward(trio: list[Agent], watch: Watch, way: Any) -> None:
     with dist_autograd.context() as run.context_id:
         run.backward(loss_of(run, watch))
         assert watch.alive
-    watch.wait_for_end()
+    watch.wait_until_gone()
 
 
 @each_way
@@ -150,7 +150,7 @@ def test_without_backward(trio: list[Agent], watch: Watch, way: Any) -> None:
     with dist_autograd.context() as run.context_id:
         loss_of(run, watch)
         assert watch.alive
-    watch.wait_for_end()
+    watch.wait_until_gone()
 
 
 @pytest.mark.parametrize("options", [{"retain_graph": True}, {"create_graph": True}])
@@ -164,7 +164,7 @@ def test_after_backward_that_keeps_the_graph(
             run.backward(loss, **options)
         del loss
         assert watch.alive
-    watch.wait_for_end()
+    watch.wait_until_gone()
 
 
 def test_after_many_contexts(trio: list[Agent], watch: Watch) -> None:
@@ -172,7 +172,7 @@ def test_after_many_contexts(trio: list[Agent], watch: Watch) -> None:
     for _ in range(20):
         with dist_autograd.context() as run.context_id:
             run.backward(loss_of(run, watch))
-    watch.wait_for_end()
+    watch.wait_until_gone()
 
 
 def test_context_that_an_error_ends(trio: list[Agent], watch: Watch) -> None:
@@ -180,7 +180,7 @@ def test_context_that_an_error_ends(trio: list[Agent], watch: Watch) -> None:
     with contextlib.suppress(KeyError), dist_autograd.context() as run.context_id:
         loss_of(run, watch)
         raise KeyError("planted")
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 @each_way
@@ -190,7 +190,7 @@ def test_after_an_error_in_backward(trio: list[Agent], watch: Watch, way: Any) -
     with dist_autograd.context() as run.context_id, pytest.raises(ValueError, match="planted"):
         run.backward(loss_of(run, watch))
     watch.error = None  # it has a traceback
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 def test_after_an_error_and_a_try_that_works(trio: list[Agent], watch: Watch) -> None:
@@ -203,14 +203,14 @@ def test_after_an_error_and_a_try_that_works(trio: list[Agent], watch: Watch) ->
         watch.error = None
         run.backward(loss)
         del loss
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 def test_after_a_call_that_failed(trio: list[Agent], watch: Watch) -> None:
     run = start_run()
     with dist_autograd.context() as run.context_id, pytest.raises(ZeroDivisionError):
         run.call("w1", fail_after_use, run, watch, watch.tensor(run["x"], "sent"))
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 def fail_after_use(run: Run, watch: Watch, x: torch.Tensor) -> None:
@@ -222,7 +222,7 @@ def test_after_fast_mode_complained(trio: list[Agent], watch: Watch) -> None:
     run = start_run()
     with dist_autograd.context() as run.context_id, pytest.raises(RuntimeError, match="smart"):
         run.backward(loss_of(run, watch), mode="fast")
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 # Calls that are late.
@@ -251,7 +251,7 @@ def test_call_that_ends_after_its_context(
     futures[0].wait()
     futures[1].to_here()
     futures.clear()
-    watch.wait_for_end()
+    watch.wait_until_gone()
 
 
 def test_backward_part_that_ends_after_its_context(
@@ -266,7 +266,7 @@ def test_backward_part_that_ends_after_its_context(
     gate.open()
     gate.wait_for_passed()
     watch.error = None
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 def slow(run: Run, watch: Watch, gate: Gate, x: torch.Tensor) -> torch.Tensor:
@@ -295,7 +295,7 @@ def test_creator_that_is_lost(trio: list[Agent], watch: Watch) -> None:
         loss = loss_of(run, watch)
         trio[0].close()
         del loss
-        watch.wait_for_end(collect=True)
+        watch.wait_until_gone(collect=True)
 
 
 def test_worker_in_the_middle_that_is_lost(trio: list[Agent], watch: Watch) -> None:
@@ -307,7 +307,7 @@ def test_worker_in_the_middle_that_is_lost(trio: list[Agent], watch: Watch) -> N
         with pytest.raises(rpc.PeerLost):
             run.backward(loss)
         del loss
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 @pytest.mark.parametrize("victim", [1, 2])
@@ -330,7 +330,7 @@ def test_worker_that_is_lost_during_backward(
     results.clear()
     gate.open()
     closing.join(PATIENCE)
-    watch.wait_for_end(collect=True)
+    watch.wait_until_gone(collect=True)
 
 
 # Memory of large messages.

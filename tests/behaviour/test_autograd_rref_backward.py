@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.autograd_helpers import DistributedRun, Run, doubles, same, times, weights
+from behaviour.autograd_helpers import DistributedRun, Run, check_same, doubles, times, weights
 from behaviour.helpers import echo
 from farcall import autograd as dist_autograd
 from farcall import rpc
@@ -26,9 +26,9 @@ def start_run() -> DistributedRun:
 
 
 def check(pair: list[Agent], run: DistributedRun, passes: int = 1) -> None:
-    same(run.gradient("x"), passes * run["w"].detach(), "gradient of x")
+    check_same(run.gradient("x"), passes * run["w"].detach(), "gradient of x")
     with acting_as(pair[1]):
-        same(run.gradient("w"), passes * run["x"].detach(), "gradient of w")
+        check_same(run.gradient("w"), passes * run["x"].detach(), "gradient of w")
     assert run["x"].grad is None
     assert run["w"].grad is None
 
@@ -115,9 +115,9 @@ def test_without_a_context_on_the_owner_fills_grad(pair: list[Agent]) -> None:
     rref = rpc.RRef((x**2).sum())
     rref.backward(retain_graph=True)
     assert x.grad is not None
-    same(x.grad, 2 * x.detach(), "gradient")
+    check_same(x.grad, 2 * x.detach(), "gradient")
     rref.backward()
-    same(x.grad, 4 * x.detach(), "gradient of two passes")
+    check_same(x.grad, 4 * x.detach(), "gradient of two passes")
     with pytest.raises(RuntimeError, match="second time"):
         rref.backward()
 
@@ -127,7 +127,7 @@ def test_without_a_context_in_a_callee_that_is_the_owner(pair: list[Agent]) -> N
     rref = rpc.remote("w1", square_of_weight, args=(run,))
     rpc.rpc_sync("w1", backward_locally, args=(rref,))
     assert run["w"].grad is not None
-    same(run["w"].grad, 2 * run["w"].detach(), "gradient")
+    check_same(run["w"].grad, 2 * run["w"].detach(), "gradient")
 
 
 def square_of_weight(run: Run) -> torch.Tensor:

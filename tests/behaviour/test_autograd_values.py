@@ -71,7 +71,7 @@ WRAPPERS: dict[str, Any] = {
 
 
 def find(value: Any) -> torch.Tensor:
-    """The tensor with four elements inside of this."""
+    """Return the tensor with four elements inside of this."""
     tensor = _find(value)
     assert tensor is not None
     return tensor

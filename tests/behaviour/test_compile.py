@@ -150,7 +150,7 @@ MARKED_MEMBERS = (FunctionType, classmethod, staticmethod, property)
 
 
 def entries() -> dict[str, Any]:
-    """All functions that users may call, by name."""
+    """Return all functions that users may call, by name."""
     found: dict[str, Any] = {}
     for module in (*MODULES, *COMPAT):
         loaded = import_module(module)
@@ -166,7 +166,7 @@ def entries() -> dict[str, Any]:
 
 
 def methods(path: str, cls: type) -> dict[str, Any]:
-    """The methods that a class defines, if its instances are more than plain data."""
+    """Return the methods that a class defines, if its instances are more than plain data."""
     if issubclass(cls, BaseException) or cls.__name__ in PLAIN_DATA:
         return {}
     return {

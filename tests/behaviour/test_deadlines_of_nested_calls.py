@@ -19,7 +19,7 @@ Call = Callable[[Gate], Any]
 
 
 def never_made(gate: Gate) -> Any:
-    """The value of a reference that is made when the gate opens."""
+    """Return the value of a reference that is made when the gate opens."""
     return rpc.remote("w1", wait_at, args=(gate,))
 
 

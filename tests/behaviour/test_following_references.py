@@ -126,7 +126,7 @@ def handle_of(use: Callable[[Any], Any]) -> Callable[[Any], Callable[[], Any]]:
 
 
 def kept(get: Callable[[Any], Any], use: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A part of a reference or a handle that is kept in a variable."""
+    """Return a part of a reference or a handle that is kept in a variable."""
 
     def prepare(follower: Any) -> Callable[[], Any]:
         part = get(follower)

@@ -39,7 +39,7 @@ def _standing_in(pair: list[Agent]) -> Iterator[None]:
         yield
 
 
-def end_all(pair: list[Agent], calls: Iterator[Callable[[], Any]]) -> None:
+def check_all_end(pair: list[Agent], calls: Iterator[Callable[[], Any]]) -> None:
     for result in native.outcomes_of(calls):
         assert not issubclass(type(result), rpc.NotInitialized | rpc.RpcTimeout), type(result)
     wait_until(lambda: all(native.is_idle(agent) for agent in pair))
@@ -49,10 +49,10 @@ def end_all(pair: list[Agent], calls: Iterator[Callable[[], Any]]) -> None:
 @pytest.mark.parametrize("kind", dict.fromkeys(ERRORS), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("transport", ["native"])
 def test_every_call_ends_that_fails_with_a_hostile_exception(pair: list[Agent], kind: type) -> None:
-    end_all(pair, native.calls_that_fail(kind.__name__))
+    check_all_end(pair, native.calls_that_fail(kind.__name__))
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("transport", ["native"])
 def test_every_call_ends_that_carries_a_hostile_value(pair: list[Agent], kind: type) -> None:
-    end_all(pair, native.calls_with_values(kind.__name__))
+    check_all_end(pair, native.calls_with_values(kind.__name__))

@@ -284,7 +284,7 @@ def by_backward(name: str) -> None:
 
 @pytest.fixture(params=["compiled", "asking torch"])
 def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The two ways to find out whether something was set."""
+    """Use either of the two ways to find out whether something was set."""
     if request.param == "asking torch":
         monkeypatch.setattr(thread_state, "ThreadState", None)
     return str(request.param)
@@ -430,7 +430,7 @@ def by_dropped_callback(name: str) -> None:
     wait_until_released(name)
 
 
-def by_neighbour(name: str) -> None:
+def check_neighbours(name: str) -> None:
     """Of two callbacks of a future the first sets something."""
     with in_threads(probe) as expected:
         pass
@@ -475,7 +475,7 @@ OTHER_WAYS = (
     by_release,
     by_dropped_answer,
     by_dropped_callback,
-    by_neighbour,
+    check_neighbours,
 )
 # Of each kind: what a context keeps, what torch keeps, and what the processor keeps.
 OF_EACH_KIND = (
@@ -510,7 +510,7 @@ def test_callbacks_that_wait_for_a_thread_are_isolated_from_each_other(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(pair[0].executor, "may_wait_here", lambda depth: False)
-    by_neighbour(name)
+    check_neighbours(name)
 
 
 @pytest.mark.parametrize("transport", ["native"])

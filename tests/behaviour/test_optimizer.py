@@ -198,7 +198,7 @@ def test_gradients_end_with_their_context(pair: list[Agent], hogwild: bool) -> N
             make_gradients(context_id, [rref], [torch.ones(2)])
             rpc.rpc_sync("w1", watch_gradient, args=(rref, context_id, deaths))
             optimizer.step(context_id)
-        deaths.wait_for(count)
+        assert len(deaths.wait_for(count)) == count
 
 
 def move(parameter: rpc.RRef[Any]) -> None:

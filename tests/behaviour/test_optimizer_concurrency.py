@@ -378,4 +378,5 @@ def test_handlers_that_wait_for_anothers_step_leave_it_room(
 ) -> None:
     start(2, num_worker_threads=1)
     trainer = rpc.remote("w1", Trainer)
-    torch.futures.wait_all([trainer.rpc_async().train(number) for number in range(4)])
+    futures = [trainer.rpc_async().train(number) for number in range(4)]
+    assert torch.futures.wait_all(futures) == [None] * 4

@@ -37,7 +37,7 @@ SGD = {"lr": 0.1, "momentum": 0.9}
 
 
 def make(kind: Any, items: list[Any], **options: Any) -> Any:
-    """An optimizer with two groups, of a class of torch or distributed."""
+    """Make an optimizer with two groups, of a class of torch or distributed."""
     groups = [{"params": [items[2], items[0]], "weight_decay": 0.1}, {"params": items[3:]}]
     groups.append({"params": [items[1]]})
     if isinstance(items[0], rpc.RRef):

@@ -28,7 +28,7 @@ def normed() -> nn.Module:
 
 
 def both(make: Any, *args: Any) -> tuple[RemoteModule, nn.Module]:
-    """The same module on w1 and here."""
+    """Return the same module on w1 and here."""
     remote = RemoteModule("w1/cpu", seeded, args=(make, *args))
     remote.get_module_rref().rpc_sync().train()  # it is made: both may use one random generator
     return remote, seeded(make, *args)

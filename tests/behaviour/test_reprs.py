@@ -36,7 +36,7 @@ def linear() -> Any:
 
 
 def named(name: str) -> str:
-    """The name of an object that there is."""
+    """Return the name of an object that there is."""
     made = rpc.remote("w1", torch.nn.Linear, args=(1, 1), name=name)
     KEPT.append(made)
     made.rpc_sync().extra_repr()  # waits until it is made

@@ -137,6 +137,7 @@ def test_shutting_down_twice_is_harmless(pair: list[Agent]) -> None:
         for agent in pair:
             agent.shutdown(graceful=False)
             agent.close()
+            assert agent.status.is_closed
 
 
 def test_the_rpc_module_shuts_its_default_agent_down(transport: Transport) -> None:

@@ -45,7 +45,7 @@ def make_unless(name: str) -> Counter:
 
 
 def snapshots_of(agent: Agent, name: str) -> Any:
-    """The last snapshot of an object that an agent keeps."""
+    """Return the last snapshot of an object that an agent keeps."""
     supervisors = supervisors_of(agent)
     state = supervisors.state_of(name)
     found = None if state is None else supervisors.snapshots.get(state.key, 0)

@@ -66,7 +66,7 @@ class Split:
 
 
 def leaders(agents: list[Agent]) -> list[str]:
-    """The workers that supervise, as each of them sees it."""
+    """Return the workers that supervise, as each of them sees it."""
     return [
         agent.me.name
         for agent in agents

@@ -88,7 +88,7 @@ def is_child(child: ReadableSpan, parent: Any) -> bool:
 
 
 def both(spans: Spans, name: str) -> tuple[ReadableSpan, ReadableSpan]:
-    """The two spans of the only call of this name, which belong together."""
+    """Return the two spans of the only call of this name, which belong together."""
     [client], [server] = spans.of(CLIENT, name), spans.of(SERVER, name)
     assert is_child(server, client)
     return client, server
@@ -447,4 +447,4 @@ def test_a_call_that_is_being_served_when_it_is_turned_off_still_ends(
     otel.uninstrument()
     gate.open()
     future.wait()
-    both(spans, WAIT)
+    assert all(span.end_time for span in both(spans, WAIT))

@@ -156,7 +156,7 @@ def test_the_answer_of_an_asynchronous_call(
 
 
 def call_back() -> list[str]:
-    """A function that calls its caller; return its frames."""
+    """Call the caller back; return its frames."""
     return at_the_caller(lambda: rpc.rpc_sync("w0", nothing))
 
 

@@ -76,7 +76,7 @@ def parameter(seed: int) -> torch.Tensor:
 
 
 def forward(weight: Any, inputs: torch.Tensor, onward: str) -> torch.Tensor:
-    """A layer whose activation is computed by a third worker."""
+    """Compute a layer whose activation is computed by a third worker."""
     return rpc.rpc_sync(onward, torch.sin, args=(inputs * weight.local_value(),))
 
 

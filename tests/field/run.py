@@ -32,7 +32,7 @@ LONG = ("soak",)  # only if it is named
 
 
 def run(trials: dict[str, Trial], report: Report, settings: Settings) -> int:
-    """The exit status. A trial that raises has failed, and the next one runs."""
+    """Return the exit status. A trial that raises has failed, and the next one runs."""
     report.heading()
     for name, trial in trials.items():
         report.trial = name

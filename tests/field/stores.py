@@ -155,7 +155,7 @@ def _joined(report: Report, member: Member, what: str) -> None:
 
 
 def _meet(report: Report, when: str, old: dict[str, Member], new: dict[str, Member]) -> None:
-    """All old ones call all new ones, and the other way round."""
+    """Let all old ones call all new ones, and the other way round."""
     took = []
     for ours, theirs in ((old, new), (new, old)):
         for member in ours.values():

@@ -19,7 +19,7 @@ HEAD = struct.Struct("<QQ")  # how many were tried before, and the length of the
 
 
 def recorded(run: Callable[[bytes], None], memory: mmap.mmap) -> Callable[[bytes], None]:
-    """The target, which says what it is about to try."""
+    """Return the target, which says what it is about to try."""
     count = 0
 
     def record(data: bytes) -> None:

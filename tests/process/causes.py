@@ -59,7 +59,7 @@ CAUSES: dict[str, list[str]] = {
 
 @contextmanager
 def hanging(name: str, folder: Path, **variables: str) -> Iterator[int]:
-    """A group that hangs. Gives the process id of its first worker."""
+    """Start a group that hangs. Yield the process id of its first worker."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), name, str(folder / "store")],
         stdin=subprocess.PIPE,

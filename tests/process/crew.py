@@ -193,8 +193,16 @@ def call(to: str | int, function: Step, *args: Any, **kwargs: Any) -> Any:
 
 
 def leave_all(*members: Member) -> None:
-    """A graceful shutdown of all these."""
+    """Shut all these down, gracefully."""
     for member in members:
         member.start(leave)
     for member in members:
         member.result()
+
+
+def check_all_left(*members: Member) -> None:
+    """Check that these have shut down: they find no agent to shut down once more."""
+    for member in members:
+        member.start(leave)
+        error = member.fails()
+        assert isinstance(error, rpc.NotInitialized), error

@@ -63,7 +63,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
 
 
 def processes_of_session(session: int) -> dict[int, str]:
-    """The command lines of the session's living processes, by process id."""
+    """Return the command lines of the session's living processes, by process id."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -77,7 +77,7 @@ def processes_of_session(session: int) -> dict[int, str]:
 
 
 def workers_of(session: int) -> list[int]:
-    """The process ids of the session's living workers."""
+    """Return the process ids of the session's living workers."""
     return [
         pid
         for pid, command in processes_of_session(session).items()

@@ -81,7 +81,7 @@ def written(folder: Path, text: str, name: str = "program.py") -> Path:
 
 
 def free_port() -> str:
-    """A port that nobody has, and that the system gives to nobody who does not ask for it."""
+    """Return a port that is free, and that the system gives to no program without a demand."""
     while True:
         port = random.randrange(10000, 30000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -36,7 +36,9 @@ def group(crew: Crew) -> Group:
     return Group(crew)
 
 
-def equal(actual: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None]) -> None:
+def check_equal(
+    actual: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None]
+) -> None:
     assert [one is None for one in actual] == [one is None for one in expected]
     for one, other in zip(actual, expected, strict=True):
         if one is not None and other is not None:
@@ -60,8 +62,8 @@ def averaged(found: Sequence[Gradients]) -> Gradients:
 def check_training(group: Group, kind: str, options: dict[str, Any], *more: Any) -> None:
     ours, theirs = train_alone(kind)
     for parameters in group.run(train, kind, options, *more):
-        equal(parameters, ours)
-    equal([parameter.detach() for parameter in group.server.run(server_parameters)], theirs)
+        check_equal(parameters, ours)
+    check_equal([parameter.detach() for parameter in group.server.run(server_parameters)], theirs)
     group.end()
 
 
@@ -111,7 +113,7 @@ def test_no_sync_and_several_passes(group: Group, passes: list[str], is_averaged
     for _ in range(2):
         found = group.run(gradients, passes)
         for rank in range(TRAINERS):
-            equal(found[rank], averaged(alone) if is_averaged else alone[rank])
+            check_equal(found[rank], averaged(alone) if is_averaged else alone[rank])
     group.end()
 
 
@@ -122,8 +124,8 @@ def test_modules_that_are_replicated_and_modules_that_are_not(group: Group) -> N
     found = group.run(gradients, [""])
     for rank in range(TRAINERS):
         half = len(alone[rank]) // 2
-        equal(found[rank][:half], averaged(alone)[:half])
-        equal(found[rank][half:], alone[rank][half:])
+        check_equal(found[rank][:half], averaged(alone)[:half])
+        check_equal(found[rank][half:], alone[rank][half:])
     group.end()
 
 
@@ -149,9 +151,9 @@ def local_and_distributed(rank: int) -> tuple[Gradients, Gradients, Gradients]:
 def test_replica_without_remote_parts_equals_tensor_backward(group: Group) -> None:
     first, second = group.run(local_and_distributed)
     for before, inside, after in (first, second):
-        equal(inside, before)
-        equal(after, before)
-    equal(first[1], second[1])
+        check_equal(inside, before)
+        check_equal(after, before)
+    check_equal(first[1], second[1])
     group.end()
 
 
@@ -167,11 +169,11 @@ def test_uneven_inputs(group: Group) -> None:
     alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
     group.run(begin_program, "Program", {})
     first, second = group.run(uneven)
-    equal(first[0], averaged(alone))
-    equal(second[0], averaged(alone))
+    check_equal(first[0], averaged(alone))
+    check_equal(second[0], averaged(alone))
     for step in (1, 2):
         single = gradients_alone("Program", 0, 1, step)
-        equal(first[step], [one / TRAINERS for one in single if one is not None])
+        check_equal(first[step], [one / TRAINERS for one in single if one is not None])
     group.end()
 
 
@@ -202,7 +204,7 @@ def test_static_graph_is_right_or_an_error_that_says_so(group: Group) -> None:
         member.start(gradients, rank, [""])
     for member in group.trainers:
         try:
-            equal(member.result(), averaged(alone))
+            check_equal(member.result(), averaged(alone))
         except RuntimeError as error:
             if "static_graph" not in str(error):
                 raise

@@ -92,7 +92,7 @@ def has_something() -> bool:
 
 
 def weight() -> torch.Tensor:
-    """A leaf of the process."""
+    """Return a leaf of the process."""
     return _kept.setdefault("weight", torch.full((4,), 2.0, requires_grad=True))
 
 
@@ -114,7 +114,7 @@ def wait_until_reached() -> None:
 
 
 def train(routes: list[list[str]], victim: str = "", mode: str = "smart") -> list[float]:
-    """A pass through all routes; the gradient of this process's leaf."""
+    """Make a pass through all routes; return the gradient of this process's leaf."""
     with dist_autograd.context() as context_id:
         h = Watched.apply(weight().tanh(), "root")
         parts = [rpc.rpc_sync(to, pass_on, args=(rest, victim, h)) for to, *rest in routes]

@@ -255,7 +255,7 @@ def wait_until_blocked(member: Member) -> None:
         time.sleep(0.001)
 
 
-def press(member: Member, what: str = "") -> None:
+def check_ctrl_c_ends(member: Member, what: str = "") -> None:
     """Ctrl-C, and it ends what the member does."""
     wait_until_blocked(member)
     member.signal(signal.SIGINT)
@@ -283,7 +283,7 @@ def test_every_wait(crew: Crew, tmp_path: Path, transport: str) -> None:
         arrived = tmp_path / wait.__name__
         one.start(hear, wait, str(arrived))
         wait_for(arrived)
-        press(one, wait.__name__)
+        check_ctrl_c_ends(one, wait.__name__)
         for member in (one, other):
             member.run(go_on)
         check_that_all_works(one, other)
@@ -301,7 +301,7 @@ def test_waiting_again_for_a_future_whose_wait_was_interrupted(
     for _ in range(5):
         one.start(hear, wait_for_the_same, str(arrived))
         wait_for(arrived)
-        press(one)
+        check_ctrl_c_ends(one)
     other.run(go_on)
     assert one.run(value_of_the_same) == 7
     leave_all(one, other)
@@ -331,7 +331,7 @@ def test_a_peer_that_is_stopped(crew: Crew, transport: str, size: int, is_first:
     other.stop()
     for step in (call, call_later):
         one.start(hear, step, "w1", len, b"x" * size)
-        press(one)
+        check_ctrl_c_ends(one)
     other.signal(signal.SIGCONT)
     check_that_all_works(one, other)
     leave_all(one, other)
@@ -350,7 +350,7 @@ def test_a_graceful_shutdown(crew: Crew, transport: str) -> None:
     one, other = crew.group(2, transports=[transport])
     check_that_all_works(one, other)
     other.start(hear, leave)
-    press(other)
+    check_ctrl_c_ends(other)
     one.run(leave)
     with pytest.raises(rpc.NotInitialized):
         other.run(leave)
@@ -365,7 +365,7 @@ def test_a_graceful_shutdown_that_waits_for_a_call(
     one.run(begin_call, str(arrived))
     wait_for(arrived)
     one.start(hear, leave)
-    press(one)
+    check_ctrl_c_ends(one)
     other.run(go_on)
     other.run(leave)
 
@@ -383,7 +383,7 @@ def test_the_second_ctrl_c_ends_what_the_first_began(crew: Crew, tmp_path: Path)
     wait_until_blocked(one)
     one.signal(signal.SIGINT)
     wait_for(tmp_path / "arrived.leaving")
-    press(one)
+    check_ctrl_c_ends(one)
     other.run(go_on)
     other.run(leave)
 
@@ -412,7 +412,7 @@ def test_init_rpc(crew: Crew, kind: str, transport: str) -> None:
         }[kind]
         rank = 0 if kind in ("file", "host") else 1
         member.start(hear, join_slowly, "w0", rank, 2, url, transports=[transport])
-        press(member)
+        check_ctrl_c_ends(member)
     member.run(join, "w0", 0, 1, crew.init_method)
     member.run(leave)
 
@@ -451,5 +451,5 @@ def test_init_rpc_whose_store_is_stopped(crew: Crew, phase: str) -> None:
     host.stop()
     if phase == "before":
         member.start(hear, join, "w1", 1, 3, url)
-    press(member)
+    check_ctrl_c_ends(member)
     os.kill(host.process.pid or 0, signal.SIGCONT)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from crew import PATIENCE, Crew, Member, call, join
+from crew import PATIENCE, Crew, Member, call, check_all_left, join
 from known_secrets import SECRET
 from networks import Network, enter, network
 
@@ -221,6 +221,7 @@ def test_graceful_shutdown_without_a_link_to_a_dark_host(
     """Whoever leads when the group ends."""
     net.cut()
     pair[index].run(leave_gracefully)
+    check_all_left(pair[index])
 
 
 def test_host_that_is_dark_for_a_moment_only(pair: list[Member], net: Network) -> None:

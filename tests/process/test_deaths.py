@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from crew import PATIENCE, Crew, call, leave, leave_all
+from crew import PATIENCE, Crew, call, check_all_left, leave, leave_all
 
 from farcall import rpc
 
@@ -28,7 +28,7 @@ def wait_for_ever() -> None:
 
 
 def wait_until_called(times: int) -> None:
-    """The process has begun to run `wait_for_ever` so often."""
+    """Wait until the process has begun to run `wait_for_ever` so often."""
     for _ in range(times):
         assert _arrived.acquire(timeout=PATIENCE)
 
@@ -292,6 +292,7 @@ def test_graceful_shutdown_does_not_wait_for_the_dead(crew: Crew, victim: int) -
     dead.kill()
     for member in members:
         member.result()
+    check_all_left(*members)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -302,6 +303,7 @@ def test_graceful_shutdown_does_not_wait_for_the_dead_whom_nobody_called(
     dead = members.pop(victim)
     dead.kill()
     leave_all(*members)
+    check_all_left(*members)
 
 
 def test_shutdown_that_is_not_graceful_ends_calls_elsewhere_in_peer_lost(crew: Crew) -> None:

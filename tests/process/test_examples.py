@@ -32,7 +32,7 @@ def by_name(name: str) -> Path:
 
 
 def started_with(mark: str) -> Iterator[int]:
-    """The living processes that have this mark in their environment."""
+    """Return the living processes that have this mark in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):

@@ -34,7 +34,7 @@ def start_group(members: list[Member], urls: list[str]) -> None:
         member.result()
 
 
-def call_each_way(members: list[Member]) -> None:
+def check_calls_each_way(members: list[Member]) -> None:
     first, second = members
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert second.run(call, "w0", operator.add, 1, 2) == 3
@@ -56,7 +56,7 @@ def test_two_hosts(crew: Crew, ipv6_only: bool, transport: str, scheme: str) -> 
         address = net.addresses[net.a]
         meeting = f"tcp://[{address}]:{PORT}" if ipv6_only else f"tcp://{address}:{PORT}"
         start_group(members, [meeting if scheme == "tcp" else crew.init_method] * 2)
-        call_each_way(members)
+        check_calls_each_way(members)
 
 
 def test_rank_0_whose_own_name_means_loopback(crew: Crew) -> None:
@@ -67,7 +67,7 @@ def test_rank_0_whose_own_name_means_loopback(crew: Crew) -> None:
         members[0].run(mean_loopback, "rank-0-host")
         others = f"tcp://{net.addresses[net.a]}:{PORT}"
         start_group(members, [f"tcp://rank-0-host:{PORT}", others])
-        call_each_way(members)
+        check_calls_each_way(members)
 
 
 def test_loopback_only_is_an_error_in_a_group_of_several_hosts(crew: Crew) -> None:

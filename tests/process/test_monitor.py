@@ -35,7 +35,7 @@ ASKER = Identity("", -1, 0, asks=True)
 @pytest.mark.parametrize("name", CAUSES)
 def test_stacks_name_the_cause_of_a_hang(tmp_path: Path, name: str) -> None:
     with hanging(name, tmp_path) as pid:
-        causes(pid, *CAUSES[name])
+        assert causes(pid, *CAUSES[name])
 
 
 FULL_TABLE = """

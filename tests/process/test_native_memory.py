@@ -142,7 +142,7 @@ def collect_in_a_child() -> int:
 
 
 def load_with_forked_workers() -> float:
-    """The sum of what forked workers of a DataLoader make of the tensors."""
+    """Return the sum of what forked workers of a DataLoader make of the tensors."""
     # Members are daemons, which may not have children.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     loader: DataLoader[torch.Tensor] = DataLoader(

@@ -107,7 +107,7 @@ SHELL = {
 }
 
 
-def run(
+def check_run(
     folder: Path, first: str = "", before: str = "", shell: str = 'exec "$@"', **more: str
 ) -> None:
     """Run the program to its end; it has to hear how its worker ended."""
@@ -130,23 +130,23 @@ def run(
 
 @pytest.mark.parametrize("case", FIRST)
 def test_a_program_that_has_changed_python_starts_workers(case: str, tmp_path: Path) -> None:
-    run(tmp_path, first=FIRST[case])
+    check_run(tmp_path, first=FIRST[case])
 
 
 @pytest.mark.parametrize("case", BEFORE)
 def test_a_program_that_has_changed_its_process_starts_workers(case: str, tmp_path: Path) -> None:
-    run(tmp_path, before=BEFORE[case])
+    check_run(tmp_path, before=BEFORE[case])
 
 
 @pytest.mark.parametrize("case", SHELL)
 def test_a_program_that_was_started_in_an_odd_way_starts_workers(case: str, tmp_path: Path) -> None:
-    run(tmp_path, shell=SHELL[case])
+    check_run(tmp_path, shell=SHELL[case])
 
 
 def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "\xe4 b%20c#d?e"
     folder.mkdir()
-    run(tmp_path, TMPDIR=str(folder))
+    check_run(tmp_path, TMPDIR=str(folder))
     assert not list(folder.iterdir())
 
 

@@ -22,7 +22,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def everybody_reaches_everybody(members: list[Member]) -> None:
+def check_all_reach_all(members: list[Member]) -> None:
     for member in members:
         for other in members:
             assert member.run(call, other.name, operator.add, 1, 2) == 3
@@ -37,7 +37,7 @@ def test_workers_meet_at_a_url(crew: Crew, scheme: str) -> None:
         member.start(join, member.name, rank, 3, url)
     for member in members:
         member.result()
-    everybody_reaches_everybody(members)
+    check_all_reach_all(members)
 
 
 def test_environment_says_where_and_who(crew: Crew) -> None:
@@ -48,7 +48,7 @@ def test_environment_says_where_and_who(crew: Crew) -> None:
         member.start(join, member.name, -1, None)
     for member in members:
         member.result()
-    everybody_reaches_everybody(members)
+    check_all_reach_all(members)
 
 
 def test_store_of_a_torchrun_agent_is_used(crew: Crew) -> None:
@@ -65,7 +65,7 @@ def test_store_of_a_torchrun_agent_is_used(crew: Crew) -> None:
         member.start(join, member.name, -1, None)
     for member in members:
         member.result()
-    everybody_reaches_everybody(members)
+    check_all_reach_all(members)
 
 
 def test_timeout_names_the_missing_ranks(crew: Crew) -> None:
@@ -82,7 +82,7 @@ def test_timeout_names_the_missing_ranks(crew: Crew) -> None:
         member.start(join, member.name, rank, 2, crew.init_method + "-again")
     for member in members:
         member.result()
-    everybody_reaches_everybody(members)
+    check_all_reach_all(members)
 
 
 def test_duplicate_name_is_refused_to_all(crew: Crew) -> None:
@@ -124,7 +124,7 @@ def test_group_meets_and_leaves_again_and_again_in_the_same_processes(crew: Crew
             member.start(join, member.name, rank, 2, url)
         for member in members:
             member.result()
-        everybody_reaches_everybody(members)
+        check_all_reach_all(members)
     assert members[0].run(count_descriptors) <= 60
 
 

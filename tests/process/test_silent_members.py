@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from crew import Crew, call, leave_all
+from crew import Crew, call, check_all_left, leave_all
 
 from farcall import rpc
 
@@ -61,3 +61,4 @@ def test_a_member_that_is_busy_is_waited_for(crew: Crew) -> None:  # DEP-3
     members[1].start(busy_for, 3 * BOUND)
     leave_all(members[0], members[2])
     members[1].result()
+    check_all_left(*members)

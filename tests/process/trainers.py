@@ -323,7 +323,7 @@ class Group:
         return [*self.trainers, self.server]
 
     def run(self, step: Callable[..., Any], *args: Any) -> list[Any]:
-        """A step of all trainers at once, each with its rank."""
+        """Make a step of all trainers at once, each with its rank."""
         for rank, trainer in enumerate(self.trainers):
             trainer.start(step, rank, *args)
         return [trainer.result() for trainer in self.trainers]

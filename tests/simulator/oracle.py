@@ -136,11 +136,11 @@ class Oracle:
     # Workers.
 
     def joined(self, worker: Watched) -> None:
-        """A worker begins to live."""
+        """Note that a worker begins to live."""
         self.workers[worker.incarnation] = worker
 
     def died(self, incarnation: int) -> None:
-        """A worker has vanished, with all it had."""
+        """Note that a worker has vanished, with all it had."""
         del self.workers[incarnation]
 
     def lost(self, worker: int, peer: int) -> None:
@@ -156,7 +156,7 @@ class Oracle:
         self.values[ref] = Value(owner)
 
     def made(self, ref: RefId) -> None:
-        """The owner has made the value."""
+        """Note that the owner has made the value."""
         value = self.values[ref]
         if value.made:
             self._report("REF-4", f"{_name(ref)} is made a second time")
@@ -165,18 +165,18 @@ class Oracle:
         value.made = True
 
     def never_made(self, ref: RefId) -> None:
-        """The request that makes the value was not sent, and never will be."""
+        """Note that the request that makes the value was not sent, and never will be."""
         self.values[ref].unsent = True
 
     def dropped(self, owner: int, ref: RefId) -> None:
-        """The owner was told to destroy the value."""
+        """Note that the owner was told to destroy the value."""
         value = self.values[ref]
         if value.dropped or not value.made or value.owner != owner:
             self._report("REF-4", f"{_name(ref)} is dropped, but worker {owner} does not have it")
         value.dropped = True
 
     def sent(self, transfer: Transfer, handles: Sequence[Handle]) -> None:
-        """A message with references goes off."""
+        """Note that a message with references goes off."""
         self._on_the_way[transfer] = tuple(handle.ref for handle in handles)
         self._sent_at[transfer] = {
             handle.ref: (
@@ -191,7 +191,7 @@ class Oracle:
         self._on_the_way.pop(transfer, None)
 
     def refused(self, transfer: Transfer, cause: str) -> None:
-        """The receiver refused a message for want of a value."""
+        """Note that the receiver refused a message for want of a value."""
         refs = self._on_the_way.pop(transfer, ())
         if self._is_given_up(transfer, refs) or any(self.values[ref].unsent for ref in refs):
             return
@@ -207,7 +207,7 @@ class Oracle:
     # Calls. A call is (caller, callee, call id), the one that does not tell of it as the other's.
 
     def begun(self, caller: int, callee: int, call_id: int, *, creates: bool) -> None:
-        """A call was given its id. `creates`: it is one of `remote()`."""
+        """Note that a call was given its id. `creates`: it is one of `remote()`."""
         self._calls[_call_key(caller, callee, call_id)] = CallFate(creates)
 
     def ran(self, caller: int, callee: int, call_id: int) -> None:
@@ -222,15 +222,15 @@ class Oracle:
             self._report("CALL-3", f"call {call_id} of {caller} to {callee} runs after its answer")
 
     def abandoned(self, caller: int, callee: int, call_id: int) -> None:
-        """The caller gives up. Its outcome is reported apart."""
+        """Note that the caller gives up. Its outcome is reported apart."""
         self._calls[_call_key(caller, callee, call_id)].abandoned = True
 
     def answered(self, caller: int, callee: int, call_id: int) -> None:
-        """An answer of the callee arrived, in time or late."""
+        """Note that an answer of the callee arrived, in time or late."""
         self._calls[_call_key(caller, callee, call_id)].answered = True
 
     def ended(self, caller: int, callee: int, call_id: int) -> None:
-        """The caller's record came out."""
+        """Note that the caller's record came out."""
         fate = self._calls[_call_key(caller, callee, call_id)]
         fate.ends += 1
         if fate.ends > 1:

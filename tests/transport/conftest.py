@@ -87,7 +87,7 @@ def native_net(path: str, by: str) -> SocketNet:
 
 
 def net_of(request: pytest.FixtureRequest) -> Net:
-    """The network that `request.param` describes."""
+    """Return the network that `request.param` describes."""
     kind = request.param
     if kind == "inproc":
         return InprocNet()
@@ -117,13 +117,13 @@ def station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """The transport of a test that uses `station`."""
+    """Return the transport of a test that uses `station`."""
     return str(request.node.callspec.params["station"])
 
 
 @pytest.fixture(params=[*SOCKET_KINDS, *PLAIN_NATIVE_KINDS])
 def network(request: pytest.FixtureRequest) -> Net:
-    """A network of the operating system, on every transport that uses one."""
+    """Return a network of the operating system, on every transport that uses one."""
     return net_of(request)
 
 

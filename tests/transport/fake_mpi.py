@@ -87,7 +87,7 @@ class Process:
 
 
 def groups(size: int, monkeypatch: pytest.MonkeyPatch) -> list[MpiGroup]:
-    """Every rank of a new group."""
+    """Return the new groups, one for every rank."""
     job = Job(size)
     made = []
     for rank in range(size):

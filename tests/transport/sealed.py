@@ -14,7 +14,7 @@ DIALLER, ACCEPTOR = (bytes([number]) * KEY_LENGTH for number in (1, 2))
 
 
 def keys_of(dialled: bool, encrypts: bool = True) -> Keys:
-    """The keys of one side of a connection; the two sides have each other's."""
+    """Return the keys of one side of a connection; the two sides have each other's."""
     mine, theirs = (DIALLER, ACCEPTOR) if dialled else (ACCEPTOR, DIALLER)
     return Keys(mine, theirs, encrypts)
 

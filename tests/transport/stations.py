@@ -67,7 +67,7 @@ def request(call_id: int = 0, body: bytes = b"", buffers: Any = ()) -> Frame:
 
 
 def take(endpoint: Endpoint) -> Event:
-    """The next event of an endpoint that no other thread reads."""
+    """Return the next event of an endpoint that no other thread reads."""
     deadline = soon()
     while time.monotonic() < deadline:
         event = endpoint.next(deadline - time.monotonic())
@@ -159,7 +159,7 @@ class Station:
 
 
 def dial(station: Station) -> socket.socket:
-    """A connection to a station, on which a test says what it likes."""
+    """Open a connection to a station, on which a test says what it likes."""
     dialled = dialling.dial(station.worker.addresses[0], PATIENCE, PATIENCE)
     assert dialled is not None
     sock, _ = dialled
@@ -168,7 +168,7 @@ def dial(station: Station) -> socket.socket:
 
 
 def echo(event: Arrived) -> None:
-    """An `answer`: a reply with the request's own body and buffers."""
+    """Answer with the request's own body and buffers."""
     frame = event.frame
     # A peer that has the reply may close before we know that it arrived; one without it notices.
     with contextlib.suppress(LinkError):
@@ -197,7 +197,7 @@ class AuthenticatingEndpoint(KeyedEndpoint):
 
 
 def sealed(sealer: Sealer, data: Buffer) -> bytes:
-    """The records of these bytes."""
+    """Return the records of these bytes."""
     sealer.put([data])
     records = bytearray().join(sealer.sealed)
     while sealer.seal():

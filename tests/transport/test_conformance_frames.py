@@ -35,7 +35,7 @@ def pair(station: StationMaker) -> tuple[Station, Station]:
     return near, far
 
 
-def sent_and_arrived(pair: tuple[Station, Station], frame: Frame) -> None:
+def check_arrival(pair: tuple[Station, Station], frame: Frame) -> None:
     near, far = pair
     near.connect(far).send(frame, soon())
     assert content(far.arrived().frame) == content(frame)
@@ -75,28 +75,28 @@ def test_frames_of_many_threads_arrive_whole_and_in_each_ones_order(
 
 def test_body_of_any_length_arrives_whole(pair: tuple[Station, Station]) -> None:
     for length in EDGES + READS + MILLIONS:
-        sent_and_arrived(pair, request(7, filled(length)))
+        check_arrival(pair, request(7, filled(length)))
 
 
 def test_buffer_of_any_length_arrives_whole(pair: tuple[Station, Station]) -> None:
     for length in EDGES + READS + MILLIONS:
-        sent_and_arrived(pair, request(7, b"body", [filled(length), b"last"]))
+        check_arrival(pair, request(7, b"body", [filled(length), b"last"]))
 
 
 def test_any_number_of_buffers_arrives_whole(pair: tuple[Station, Station]) -> None:
     for count in (1, 2, 63, 64, 65, 129, 2000):
-        sent_and_arrived(pair, request(7, b"body", [filled(n % 200) for n in range(count)]))
+        check_arrival(pair, request(7, b"body", [filled(n % 200) for n in range(count)]))
 
 
 def test_empty_buffers_stay_empty_and_in_place(pair: tuple[Station, Station]) -> None:
     for count in (1, 64, 65, 300):
-        sent_and_arrived(pair, request(7, b"", [b""] * count))
-        sent_and_arrived(pair, request(7, b"", [b"", b"x", *[b""] * count, b"y", b""]))
+        check_arrival(pair, request(7, b"", [b""] * count))
+        check_arrival(pair, request(7, b"", [b"", b"x", *[b""] * count, b"y", b""]))
 
 
 def test_body_and_buffers_that_are_all_large_arrive_whole(pair: tuple[Station, Station]) -> None:
     buffers = [filled(3_000_001), b"", filled(5_000_000), filled(63)]
-    sent_and_arrived(pair, request(7, filled(2_000_003), buffers))
+    check_arrival(pair, request(7, filled(2_000_003), buffers))
 
 
 def test_mixed_sizes_one_after_the_other_arrive_whole(
@@ -117,7 +117,7 @@ def test_mixed_sizes_one_after_the_other_arrive_whole(
 
 def test_meta_that_is_larger_than_one_read_arrives_whole(pair: tuple[Station, Station]) -> None:
     entries = tuple((1 << 62, b"%d" % number, 1) for number in range(20_000))
-    sent_and_arrived(pair, Frame(Register(entries), 0))
+    check_arrival(pair, Frame(Register(entries), 0))
 
 
 def test_memory_of_a_sent_frame_may_be_used_again(pair: tuple[Station, Station]) -> None:
@@ -146,9 +146,9 @@ def test_every_kind_of_message_passes(pair: tuple[Station, Station]) -> None:
     ]  # without fields: nothing to fill in
     assert len(plain) >= 2
     for number, message in enumerate(plain):
-        sent_and_arrived(pair, Frame(message(), number))
-    sent_and_arrived(pair, Frame(Cancel(), 8))
-    sent_and_arrived(pair, Frame(Leaving("enough"), 9))
+        check_arrival(pair, Frame(message(), number))
+    check_arrival(pair, Frame(Cancel(), 8))
+    check_arrival(pair, Frame(Leaving("enough"), 9))
 
 
 def test_links_of_both_directions_are_different_and_carry_frames_both_ways(

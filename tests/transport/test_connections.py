@@ -236,7 +236,7 @@ class Cutting:
 
 
 def through(cutting: Cutting, side: Side) -> Worker:
-    """The worker of a side that says it listens where the connections are cut."""
+    """Return the worker of a side that says it listens where the connections are cut."""
     me, worker = side.connections.me, side.worker
     side.connections.me = msgspec.structs.replace(me, addresses=(*me.addresses, cutting.url))
     return Worker(worker.name, worker.id, worker.incarnation, (cutting.url,), worker.host)

@@ -102,7 +102,7 @@ def stream() -> Iterator[tuple[socket.socket, socket.socket]]:
 def received(
     data: bytes, cuts: list[int], encrypts: bool | None = None
 ) -> tuple[list[Frame], LinkError]:
-    """The frames that come out of these bytes, cut at these points, and how it ends.
+    """Return the frames that come out of these bytes, cut at these points, and how it ends.
 
     Args:
         encrypts: the bytes go in records, encrypted or not; None: as they are.

@@ -11,7 +11,7 @@ from farcall.transport.base import Arrived, Link, LinkLost, NotSent
 
 
 def paused(near: Station, far: Station) -> Link:
-    """The far end of a link that near has dialled, unread from now on."""
+    """Return the far end of a link that near has dialled, unread from now on."""
     far.read()
     near.connect(far).send(request(1), soon())
     arrived = far.arrived()
@@ -94,3 +94,4 @@ def test_a_lost_link_may_be_switched(near: Station, far: Station) -> None:
     far.endpoint.drop(near.worker.incarnation, "the test")
     link.set_reading(False)
     link.set_reading(True)
+    assert far.endpoint.links() == []

@@ -88,7 +88,7 @@ def stations(request: pytest.FixtureRequest) -> Iterator[list[Station]]:
 
 
 def through(relay: Relay, station: Station) -> Worker:
-    """The worker of a station that says it listens where the relay does."""
+    """Return the worker of a station that says it listens where the relay does."""
     endpoint, url = station.endpoint, relay.url
     me = endpoint.me  # type: ignore[attr-defined]
     me = msgspec.structs.replace(me, addresses=(*me.addresses, url))

@@ -39,7 +39,7 @@ HUGE = 1 << 60
 
 
 def dial_as_worker(station: Station) -> socket.socket:
-    """A connection after a correct handshake, on which a test says what it likes."""
+    """Open a connection by a correct handshake, on which a test says what it likes."""
     sock = dial(station)
     me = Identity("crafty", 7, new_incarnation())
     handshake.connect(sock, me, Terms(), expects=0, deadline=soon())

@@ -54,7 +54,7 @@ def station(secret: bytes | None) -> Iterator[StationMaker]:
         one.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for what other threads do, which tells nobody."""
     deadline = soon()
     while not condition():
@@ -62,18 +62,18 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def call(link: Any, call_id: int, data: bytes = LARGE) -> None:
+def check_call(link: Any, call_id: int, data: bytes = LARGE) -> None:
     answer = link.exchange(request(call_id, b"", [data, b"small", data]), soon())
     assert [bytes(one) for one in answer.buffers] == [data, b"small", data]
 
 
 def widened(near: Station, far: Station, streams: int = 3) -> Any:
-    """A link that has all its connections on both sides."""
+    """Return a link that has all its connections on both sides."""
     near.read()
     far.read(echo)
     link: Any = near.connect(far)
-    call(link, 1)
-    until(lambda: link.streams == streams and far_link(far).streams == streams)
+    check_call(link, 1)
+    wait_until(lambda: link.streams == streams and far_link(far).streams == streams)
     return link
 
 
@@ -88,13 +88,13 @@ def test_link_gets_more_connections_with_its_first_large_buffer(station: Station
     far.read(echo)
     link: Any = near.connect(far)
     for number in range(1, 20):
-        call(link, number, b"x" * 999)
+        check_call(link, number, b"x" * 999)
     assert (link.streams, link.striped_buffers) == (1, 0)
-    call(link, 20)
-    until(lambda: link.streams == 3 and far_link(far).streams == 3)
+    check_call(link, 20)
+    wait_until(lambda: link.streams == 3 and far_link(far).streams == 3)
     before = link.striped_buffers, far_link(far).striped_buffers
     for number in range(21, 31):
-        call(link, number)
+        check_call(link, number)
     assert link.striped_buffers == before[0] + 20
     assert far_link(far).striped_buffers == before[1] + 20
 
@@ -105,7 +105,7 @@ def test_large_answer_is_enough(station: StationMaker) -> None:
     far.read(lambda event: echo(Arrived(event.link, request(event.frame.call_id, b"", [LARGE]))))
     link: Any = near.connect(far)
     link.exchange(request(1), soon())
-    until(lambda: link.streams == 3)
+    wait_until(lambda: link.streams == 3)
 
 
 @pytest.mark.parametrize(("near_streams", "far_streams"), [(1, 3), (3, 1), (0, 3)])
@@ -117,13 +117,13 @@ def test_both_sides_have_to_want_several(
     far.read(echo)
     link: Any = near.connect(far)
     for number in range(1, 20):
-        call(link, number)
+        check_call(link, number)
     assert (link.streams, far_link(far).streams) == (1, 1)
     assert link.striped_buffers == far_link(far).striped_buffers == 0
 
 
 def test_fewer_of_what_the_two_want_is_taken(station: StationMaker) -> None:
-    widened(station("near", 5), station("far", 2), 2)
+    assert widened(station("near", 5), station("far", 2), 2).streams == 2
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_only_links_to_other_hosts_have_several_by_default(
     worker = msgspec.structs.replace(far.worker, host=hosts[1])
     link: Any = near.endpoint.connect(worker, soon())
     for number in range(1, 6):
-        call(link, number)
-    until(lambda: link.streams == far_link(far).streams == expected)
+        check_call(link, number)
+    wait_until(lambda: link.streams == far_link(far).streams == expected)
 
 
 def test_loopback_is_known(station: StationMaker) -> None:
@@ -174,7 +174,7 @@ def test_pure_python_has_one_connection(
         far.read(echo)
         link = near.connect(far)
         for number in range(1, 10):
-            call(link, number)
+            check_call(link, number)
     finally:
         other.close()
 
@@ -187,12 +187,12 @@ def test_many_threads_share_the_connections(station: StationMaker, threads: Thre
 
     def run(mark: int) -> None:
         for number in range(40):
-            call(link, mark << 32 | number, os.urandom(500 + 1777 * number))
+            check_call(link, mark << 32 | number, os.urandom(500 + 1777 * number))
 
     for mark in range(4):
         threads.start(run, mark)
     threads.join()
-    until(lambda: link.streams == 3)
+    wait_until(lambda: link.streams == 3)
 
 
 # Connections that may join.
@@ -227,12 +227,12 @@ def test_join_by_another_incarnation_is_refused(
 ) -> None:
     far = station("far")
     with introduce(far, guest, secret):
-        until(lambda: len(far.endpoint.links()) == 1)
+        wait_until(lambda: len(far.endpoint.links()) == 1)
         thief = msgspec.structs.replace(joining(guest), incarnation=new_incarnation())
         with pytest.raises(LinkError, match="no link that it could join"):
             introduce(far, thief, secret)
         with introduce(far, joining(guest), secret):
-            until(lambda: far_link(far).streams == 2)
+            wait_until(lambda: far_link(far).streams == 2)
 
 
 def test_join_without_the_secret_is_refused(
@@ -241,7 +241,7 @@ def test_join_without_the_secret_is_refused(
     far = station("far")
     wrong = None if secret else b"a secret"
     with introduce(far, guest, secret):
-        until(lambda: len(far.endpoint.links()) == 1)
+        wait_until(lambda: len(far.endpoint.links()) == 1)
         with pytest.raises(LinkError, match="FARCALL_SECRET"):
             introduce(far, joining(guest), wrong)
         assert far_link(far).streams == 1
@@ -275,7 +275,7 @@ def test_more_connections_than_agreed_are_closed(
     far = station("far")
     with introduce(far, guest, secret):
         sides = [introduce(far, joining(guest), secret) for _ in range(5)]
-        until(lambda: sum(map(is_closed, sides)) == 3)
+        wait_until(lambda: sum(map(is_closed, sides)) == 3)
         assert far_link(far).streams == 3
         for side in sides:
             side.close()
@@ -301,8 +301,8 @@ def test_dropped_links_leave_no_connection_open(station: StationMaker) -> None:
         near.lost()
         far.lost()
         link = near.connect(far)
-        call(link, number + 1)
-        until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)
+        check_call(link, number + 1)
+        wait_until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)
     assert open_descriptors() <= before
 
 
@@ -312,7 +312,7 @@ def test_endpoints_leave_no_connection_open(station: StationMaker) -> None:
         near, far = station("near"), station("far")
         near.read()
         far.read(echo)
-        call(near.connect(far), 1)  # connections may be on their way
+        check_call(near.connect(far), 1)  # connections may be on their way
         near.close()
         far.close()
     assert open_descriptors() == before
@@ -331,7 +331,7 @@ def test_end_in_the_middle_of_a_buffer_is_told_to_both(
 
     before = link.striped_buffers
     threads.start(send)
-    until(lambda: link.striped_buffers > before)
+    wait_until(lambda: link.striped_buffers > before)
     far.endpoint.drop(near.worker.incarnation, "enough")
     threads.join()
     assert isinstance(near.next(), LinkLost)

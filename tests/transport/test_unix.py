@@ -64,7 +64,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def by_tcp(worker: Worker, unix: str) -> Worker:
-    """The worker with another Unix address, and its own TCP address."""
+    """Return the worker with another Unix address, and its own TCP address."""
     _, tcp = worker.addresses
     return Worker(worker.name, worker.id, worker.incarnation, (unix, tcp), worker.host)
 

@@ -132,7 +132,7 @@ def name_of(page: Path) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The fragments under which a page's headings can be reached, as GitHub makes them."""
+    """Return the fragments under which a page's headings can be reached, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def sources_of(page: Path) -> list[str]:
-    """The code that a page may quote; none if it is not about a demo."""
+    """Return the code that a page may quote; none if it is not about a demo."""
     files = (ROOT / "src/farcall/demos").glob(page.stem.replace("-", "_") + "*.py")
     return [file.read_text(encoding="utf-8") for file in files]
 

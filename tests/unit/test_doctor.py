@@ -41,7 +41,7 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def of(check: Callable[[], Iterator[Finding]], subject: str) -> Finding:
-    """The worst finding about a subject."""
+    """Return the worst finding about a subject."""
     found = [one for one in check() if one.subject == subject]
     return min(found, key=lambda one: LEVELS.index(one.level))
 
@@ -240,7 +240,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 def shown_on_the_page() -> list[str]:
-    """The lines of the first example, as `farcall doctor` prints them."""
+    """Return the lines of the first example, as `farcall doctor` prints them."""
     return re.findall(r"^(?:wrong|look |fine )  .*$", PAGE.read_text("utf-8"), re.MULTILINE)
 
 

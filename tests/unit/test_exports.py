@@ -191,7 +191,7 @@ def test_exported_names_exist(module: str) -> None:
 
 
 def documented_errors(public: object) -> set[str]:
-    """The errors of farcall that the docstrings of a function or a class say it raises."""
+    """Return the errors of farcall that the docstrings of a function or a class say it raises."""
     members = vars(public).values() if inspect.isclass(public) else ()
     texts = [getattr(one, "__doc__", None) for one in (public, *members)]
     raised = [text.partition("Raises:")[2] for text in texts if isinstance(text, str)]

@@ -57,7 +57,7 @@ def anyone(peer: Identity) -> None:
 
 
 def connect(sock: socket.socket, me: Identity, secret: bytes | None, **options: Any) -> Identity:
-    """The dialling side, over a connection without TLS."""
+    """Run the dialling side, over a connection without TLS."""
     met = handshake.connect(sock, me, Terms(secret), **options)
     assert met.keys is None
     return met.peer
@@ -66,7 +66,7 @@ def connect(sock: socket.socket, me: Identity, secret: bytes | None, **options: 
 def accept(
     sock: socket.socket, me: Identity, secret: bytes | None, *, deadline: float, **options: Any
 ) -> Identity:
-    """The accepting side, in one thread."""
+    """Run the accepting side, in one thread."""
     return drive(sock, handshake.accepting(me, Terms(secret), **options), deadline).peer
 
 
@@ -97,7 +97,7 @@ def meet(
     expects_name: str = "",
     admit: Callable[[Identity], str | None] = anyone,
 ) -> tuple[Outcome, Outcome]:
-    """The left side connects, the right side accepts."""
+    """Let the left side connect, and the right side accept."""
     return both(
         lambda: connect(
             pair[0], LEFT, left_secret, expects=expects, expects_name=expects_name, deadline=soon()

@@ -88,7 +88,7 @@ junk = st.one_of(
 )
 
 
-def bear(run: Callable[[], object]) -> None:
+def check_errors(run: Callable[[], object]) -> None:
     """Run something, in time, that may raise nothing but farcall's errors."""
     problems: list[BaseException] = []
 
@@ -108,21 +108,21 @@ def bear(run: Callable[[], object]) -> None:
         raise problems[0]
 
 
-def live(store: Store, signer: Signer, size: int | None) -> None:
-    """All that a worker does at a store."""
+def check_life(store: Store, signer: Signer, size: int | None) -> None:
+    """Check all that a worker does at a store."""
     me = worker("w0", 0)
     here = Rendezvous(store, PREFIX, signer)
-    bear(lambda: here.join(me, size, SHORT))
+    check_errors(lambda: here.join(me, size, SHORT))
     if size is None:
-        bear(lambda: here.join(worker("w2", -1), None, SHORT))
+        check_errors(lambda: here.join(worker("w2", -1), None, SHORT))
     for key in ("w0", "w1", 0, 1, "../gate", ""):
-        tolerated(lambda key=key: here.find(key))
-    tolerated(lambda: here.workers(time.monotonic() + SHORT))
-    tolerated(lambda: here.reopen(me))
+        check_lookup(lambda key=key: here.find(key))
+    check_lookup(lambda: here.workers(time.monotonic() + SHORT))
+    check_lookup(lambda: here.reopen(me))
     here.leave(me)
 
 
-def tolerated(run: Callable[[], object]) -> None:
+def check_lookup(run: Callable[[], object]) -> None:
     """Run it, and catch what a lookup catches of a store that is gone: see `Lookup`."""
 
     def gone() -> None:
@@ -131,7 +131,7 @@ def tolerated(run: Callable[[], object]) -> None:
         except (RuntimeError, OSError) as error:
             raise FarcallError(str(error)) from error
 
-    bear(gone)
+    check_errors(gone)
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
@@ -143,7 +143,7 @@ def test_junk_under_every_key(values: dict[str, bytes], signer: Signer, size: in
     store.set_timeout(timedelta(seconds=PATIENCE))
     for key, value in values.items():
         store.set(f"{PREFIX}/{key}", value)  # type: ignore[arg-type]  # torch takes bytes
-    live(store, signer, size)
+    check_life(store, signer, size)
 
 
 @given(values=st.dictionaries(st.sampled_from(KEYS), junk))
@@ -153,7 +153,7 @@ def test_junk_in_a_file(values: dict[str, bytes], tmp_path: Path) -> None:
     store = FileStore(str(path), -1)
     for key, value in values.items():
         store.set(f"{PREFIX}/{key}", value)  # type: ignore[arg-type]  # torch takes bytes
-    live(store, SIGNERS[0], None)
+    check_life(store, SIGNERS[0], None)
 
 
 class Liar(Store):
@@ -236,13 +236,13 @@ class Direct:
 @given(lies=st.lists(lies, max_size=12))
 @SWEEP
 def test_a_store_that_lies(lies: list[Any], signer: Signer, size: int | None) -> None:
-    live(Liar(lies), signer, size)
+    check_life(Liar(lies), signer, size)
     me = worker("w0", 0)
     here = Rendezvous(HashStore(), PREFIX, signer)
     here._board._store = Direct(lies)  # type: ignore[assignment]
-    bear(lambda: here.join(me, size, SHORT))
-    tolerated(lambda: here.find("w1"))
-    tolerated(lambda: here.workers(time.monotonic() + SHORT))
+    check_errors(lambda: here.join(me, size, SHORT))
+    check_lookup(lambda: here.find("w1"))
+    check_lookup(lambda: here.workers(time.monotonic() + SHORT))
     here.leave(me)
 
 
@@ -261,5 +261,5 @@ def test_a_store_that_counts_to_infinity(size: int | None) -> None:
             return b"2000000000"
 
     began = time.monotonic()
-    live(Endless([]), SIGNERS[0], size)
+    check_life(Endless([]), SIGNERS[0], size)
     assert time.monotonic() - began < PATIENCE

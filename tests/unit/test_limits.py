@@ -45,7 +45,7 @@ DECIDES_NOTHING = {
 
 
 def number(node: ast.AST | None) -> float | None:
-    """The value of a number, or of plain arithmetic with numbers."""
+    """Return the value of a number, or of plain arithmetic with numbers."""
     match node:
         case ast.Constant(value=bool()):
             return None

@@ -113,7 +113,7 @@ def test_everything_else_installs_what_developers_need(goal: str) -> None:
 
 
 def locked_by(goal: str) -> list[str]:
-    """The files of requirements/ that a goal installs where nothing is installed."""
+    """Return the files of requirements/ that a goal installs where nothing is installed."""
     planned = run("make", "-n", *goal.split(), "VENV=build/none", "TOOLS=build/no").stdout
     return re.findall(r"--require-hashes -r requirements/(\w+).txt", planned)
 

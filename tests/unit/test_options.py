@@ -415,8 +415,8 @@ def test_insecure_opens_the_port_and_warns() -> None:
 def test_insecure_does_not_warn_when_nothing_is_open() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        listens_at(RpcBackendOptions(insecure=True))
-        listens_at(RpcBackendOptions(insecure=True, secret=SECRET))
+        assert listens_at(RpcBackendOptions(insecure=True)) == ("127.0.0.1", 0)
+        assert listens_at(RpcBackendOptions(insecure=True, secret=SECRET))[1] == 0
 
 
 @pytest.mark.parametrize("listen", [":80", "a:b", "a:70000", "[::1", "[::1]80", "a:", "[]:1"])

@@ -94,7 +94,7 @@ def batches_of_trainers(options: Options, training: Pictures) -> list[list[Pictu
 
 
 def rows(*parts: Pictures) -> list[list[float]]:
-    """All pictures, each with its label, in an order of their own."""
+    """Return all pictures, each with its label, in an order of their own."""
     return sorted(
         [float(label), *image.flatten().tolist()]
         for part in parts
@@ -248,7 +248,7 @@ def test_error_on_a_trainer_ends_the_job_with_it(mode: Mode) -> None:
 
 
 def filled(server: SyncServer, value: float) -> list[Tensor]:
-    """A gradient for every parameter."""
+    """Return a gradient for every parameter."""
     return [torch.full_like(parameter, value) for parameter in server.model.parameters()]
 
 

@@ -54,7 +54,7 @@ def wire(ref: RefId = REF, owner: int = OWNER) -> Reference:
 
 
 def owning() -> Refs:
-    """An owner whose user code uses one value, REF."""
+    """Return an owner whose user code uses one value, REF."""
     refs = Refs(OWNER)
     refs.own(refs.mint())
     assert refs.owns(REF)
@@ -62,7 +62,7 @@ def owning() -> Refs:
 
 
 def holding(key: TransferKey = FROM_THIRD) -> Refs:
-    """A holder that has taken REF over from a message; its registration has sequence 1."""
+    """Return a holder that has taken REF over from a message; its registration has sequence 1."""
     refs = Refs(HOLDER)
     refs.arrive(key, [wire()])
     refs.on_registered([(*ENTRY, 1, True)])
@@ -73,7 +73,7 @@ def holding(key: TransferKey = FROM_THIRD) -> Refs:
 
 
 def creating() -> tuple[Refs, RefId]:
-    """A holder that has called remote(); the registration has sequence 1."""
+    """Return a holder that has called remote(); the registration has sequence 1."""
     refs = Refs(HOLDER)
     ref = refs.mint()
     assert refs.create(ref, OWNER, "owner") == 1

@@ -217,7 +217,7 @@ def test_calls_of_the_forgotten_are_still_counted():
 
 
 def lost_and_met() -> tuple[Machine, int]:
-    """A machine that has lost OWNER, and what OWNER is to it from now on."""
+    """Return a machine that has lost OWNER, and what OWNER is to it from now on."""
     machine: Machine = WorkerMachine(CALLER)
     machine.on_peer_lost(OWNER, "silent")
     again = next_incarnation(OWNER)

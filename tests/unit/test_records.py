@@ -73,7 +73,7 @@ def gcm(key: bytes, number: int, text: bytes, associated: bytes) -> bytes:
 
 
 def by_the_book(vector: Vector) -> list[bytes]:
-    """The records as docs/protocol.md has them."""
+    """Return the records as docs/protocol.md has them."""
     made = []
     for number, payload in enumerate(vector.payloads, vector.first):
         key = vector.key
@@ -90,7 +90,7 @@ def by_the_book(vector: Vector) -> list[bytes]:
 def seal(
     payloads: Sequence[bytes], encrypts: bool, *, key: bytes = KEY, first: int = 0
 ) -> list[bytes]:
-    """A record of each."""
+    """Seal a record of each."""
     sealer = Sealer(key, encrypts, first)
     return [take(sealer, [payload]) for payload in payloads]
 

@@ -323,7 +323,7 @@ def as_error(error: BaseException) -> BaseException:
 
 
 def as_stripped_error(error: BaseException) -> BaseException:
-    """The error with an attribute that can't be sent."""
+    """Return the error with an attribute that can't be sent."""
     return as_error(with_attributes(error, lock=threading.Lock()))
 
 
@@ -333,7 +333,7 @@ def as_value(error: BaseException) -> BaseException:
 
 
 def as_value_by_code(error: BaseException) -> BaseException:
-    """The error beside something that makes the whole message go by value."""
+    """Return the error beside something that makes the whole message go by value."""
     got, _ = SERIALIZER.load(SERIALIZER.dump([error, lambda: 0]).body)
     return got
 

@@ -94,6 +94,7 @@ def test_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", late)
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     find(f"tcp://later:{server.port}", PATIENCE)
+    assert not failures
 
 
 def test_a_closed_port() -> None:
@@ -357,7 +358,9 @@ def test_without_a_secret_the_store_listens_on_loopback_only() -> None:
 
 def test_with_a_secret_the_store_listens_for_others() -> None:
     store, *_ = open_store("tcp://127.0.0.1:0", 0, 1, PATIENCE)
-    socket.create_connection(("127.0.0.2", store.port), PATIENCE).close()  # type: ignore[attr-defined]
+    address = "127.0.0.2", store.port  # type: ignore[attr-defined]
+    with socket.create_connection(address, PATIENCE) as sock:
+        assert sock.getpeername() == address
 
 
 @pytest.mark.parametrize("rank", [0, 1])

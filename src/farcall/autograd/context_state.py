@@ -41,7 +41,7 @@ class Context:
     # Sent tensors.
 
     def announce(self, number: int, tensors: Sequence[Tensor], waits: bool = False) -> None:
-        """A message with tensors is about to be sent. Recording them takes a while: see `record`.
+        """Note that a message with these tensors is about to be sent: `record` records them, later.
 
         If they may be changed in place by then, small ones are copied, and large ones recorded now.
         That is not needed if the sending thread `waits` until they are recorded.
@@ -58,7 +58,7 @@ class Context:
             self._unrecorded[number] = tensors
 
     def record(self, number: int) -> None:
-        """The message is on its way. Without effect if the record was needed already."""
+        """Record a message that is on its way. No effect if the record was needed already."""
         with self._lock:
             self._record(number)
 
@@ -120,7 +120,7 @@ class Context:
             self._gradients.update((id(gradient[0]), gradient) for gradient in gradients)
 
     def clear(self) -> None:
-        """The context ended: let go of everything."""
+        """Let go of everything: the context has ended."""
         with self._lock:
             kept = (self._unrecorded, self._sources, self._reach, self._gradients, self.passes)
             self._unrecorded, self._sources, self._reach = {}, {}, None

@@ -42,7 +42,7 @@ class Ending:
         self._receiver = 0  # the thread that the alarm would wake
 
     def end(self, error: StoredError | Dropped | None) -> None:
-        """The pass is over; failed with an error, if there is one."""
+        """End the pass; with an error, if there is one."""
         with self._lock:
             if not self.is_over:
                 self._error = error  # before the other, which is read without the lock

@@ -139,7 +139,7 @@ def run_shared(
 
 
 def _leave_nothing() -> None:
-    """A run has failed: drop the nodes that torch did not get to.
+    """Drop the nodes of a failed run that torch did not get to.
 
     Each thread has a queue of nodes to run. After an error torch leaves them in it, with all that
     hangs on them, until the thread runs a graph again. So we run one, whose node comes last.

@@ -44,5 +44,5 @@ def cause(context: int, number: int) -> Any:
 
 @own_handler("the news of a failed backward pass", checks_itself=True)
 def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
-    """The pass has failed elsewhere."""
+    """End a pass that has failed elsewhere."""
     _runner().on_abort(context, Options(*options), reason)

@@ -165,7 +165,7 @@ def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _behind(leaf: Tensor) -> Tensor:
-    """A tensor whose gradient, dense or sparse, is that of the leaf, or of one of a subclass.
+    """Return a tensor with the gradient, dense or sparse, of the leaf, which may be of a subclass.
 
     `apply` is not for leaves: it has the GIL, see BEHIND_EXITS.
     """

@@ -219,7 +219,7 @@ class Pass:
                 self._machine.explored_all(self._live.is_shared, reached)
 
     def _begin(self) -> None:
-        """The live sources are known."""
+        """Begin the pass: the live sources are known."""
         self._report(lambda: self._machine.begin(self._live.is_shared))
 
     def survey(self) -> Asker:
@@ -229,7 +229,7 @@ class Pass:
         return asker
 
     def prepare(self, source: SentTensors, live: Sequence[int]) -> Asker:
-        """A source is live. A future of when everything that follows is prepared.
+        """Prepare a live source. The future ends when everything that follows is prepared.
 
         Args:
             live: indices of its tensors that are used.
@@ -259,7 +259,7 @@ class Pass:
     # Gradients.
 
     def deliver(self, source: SentTensors, credit: int, gradients: Gradients) -> None:
-        """The gradients of those tensors of a source that are used, and credit of the pass."""
+        """Take the gradients of those tensors of a source that are used, and credit of the pass."""
         if self.options.create_graph:  # then torch's engine does not care for the caller's no_grad
             with_grad(self._deliver, source, credit, gradients)
         else:
@@ -389,7 +389,7 @@ class Pass:
         self.links.add(link)
 
     def ran(self, number: int) -> None:
-        """The run of a source is over."""
+        """Note that the run of a source is over."""
         self._report(self._machine.ran, number)
 
     def _average(self, number: int) -> None:
@@ -415,7 +415,7 @@ class Pass:
         self._report(self._machine.broken, peer.name)
 
     def on_peer_lost(self, peer: Peer) -> None:
-        """A worker is gone."""
+        """Fail the pass if it needs this worker, which is gone."""
         cause = StoredError(peer.loss())
         self._report(self._machine.on_peer_lost, peer.incarnation, peer.name, cause)
 
@@ -428,15 +428,15 @@ class Pass:
             self.ending.end(self.error or StoredError(error))
 
     def abort(self, error: BaseException) -> None:
-        """The pass has failed at the root: end it here, and tell everybody who may take part."""
+        """End the pass here, since it has failed at the root, and tell all that may take part."""
         self._report(self._machine.abort, StoredError(error))
 
     def drop(self, why: str) -> None:
-        """The context is gone."""
+        """End the pass: its context is gone."""
         self._report(self._machine.stop, Dropped(why))
 
     def _let_go(self) -> None:
-        """The pass has failed: keep nothing of it."""
+        """Keep nothing of the pass: it has failed."""
         with self._lock:
             kept = (self._all, self._of_roots, self._live, self._gradients, self._held)
             more = (self._roots, self._sources)

@@ -44,7 +44,7 @@ class Replicas:
         self._called: dict[int, dict[weakref.ref[DistributedDataParallel], None]] = {}
 
     def watch(self) -> None:
-        """A context comes to this worker: see which modules are called inside."""
+        """Note which modules are called inside contexts from now on: one has come here."""
         if self._hook is not None or not _has_process_groups():
             return
         with self._lock:
@@ -137,7 +137,7 @@ class _Feed(torch.autograd.Function):
 def _average(
     leaves: Sequence[Tensor], own: Mapping[Tensor, Tensor], before: Mapping[Tensor, Tensor]
 ) -> dict[Tensor, Tensor]:
-    """All that DDP leaves in `.grad` of a module's leaves, some of which we have gradients for."""
+    """Return all that DDP leaves in `.grad` of a module's leaves. We have gradients for some."""
     with torch.enable_grad(), _grad_of_our_own(leaves, before):
         _Feed.apply(list(own.values()), *own).backward()  # type: ignore[no-untyped-call]
         # A copy: with gradient_as_bucket_view `.grad` is DDP's own memory.

@@ -77,7 +77,7 @@ class Runner:
         self.on_leaf_gradients = on_leaf_gradients
 
     def close(self) -> None:
-        """The agent shuts down."""
+        """Close the alarms of passes: the agent shuts down."""
         while self._alarms:
             self._alarms.pop().close()
 
@@ -259,7 +259,7 @@ class Runner:
     # What arrives.
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
-        """A message with gradients arrived."""
+        """Have a thread take the gradients of a message that arrived."""
         self.agent.coordinator.begin(frame)
         self.agent.executor.submit(lambda: self._deliver(peer, frame))
 
@@ -310,7 +310,7 @@ class Runner:
         return source
 
     def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
-        """A peer says how it fared in a pass that began here."""
+        """Take a peer's report on a pass that began here: its credit, or its failure."""
         known = self._recorded.get(message.context)
         backward: Pass | None = None if known is None else known.passes.get(message.backward)
         if backward is None:

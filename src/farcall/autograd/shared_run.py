@@ -44,7 +44,7 @@ class SharedRun:
         return True
 
     def finish(self) -> None:
-        """The run is over. Sources that lead nowhere were not asked for."""
+        """End the run, with the sources that torch did not ask for: those that lead nowhere."""
         while self._running != self._last:
             self._go_on()
         self._pass.ran(self._last)

@@ -57,7 +57,7 @@ class Corpus:
     validation: NDArray[np.int64]
 
     def unigram_perplexity(self) -> float:
-        """The perplexity on the validation part of a model that only knows how often words occur.
+        """Return the perplexity, on the validation part, of a model of word frequencies alone.
 
         The frequencies are those of the training part, with one added to every count. It is what a
         model that reads has to beat.
@@ -75,7 +75,7 @@ class Corpus:
 
 
 def read_corpus(data: Path | None, vocabulary_size: int) -> Corpus:
-    """The text of the file `data`, or the default text, with at most `vocabulary_size` words.
+    """Return the text of the file `data`, or the default one, with `vocabulary_size` words at most.
 
     Raises:
         CorpusError: the file can't be read, is not UTF-8, or has too little text.
@@ -145,7 +145,7 @@ def file_blocks(path: Path) -> list[list[str]]:
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:
-    """The words of each paragraph, `<eos>` at its end.
+    """Yield the words of each paragraph, `<eos>` at its end.
 
     A blank line ends a paragraph. In a text without blank lines every line is one.
     """
@@ -158,7 +158,7 @@ def paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def split(pages: list[list[str]]) -> tuple[list[str], list[str]]:
-    """The words of the training and of the validation part: whole pages, spread over the text.
+    """Return the words of training and of validation: whole pages, spread over the text.
 
     A page is kept back for validation whenever that leaves the validation part no more than its
     share of what has been seen by then.

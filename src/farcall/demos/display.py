@@ -114,7 +114,7 @@ class LiveDisplay(Generic[P]):
 
 @contextlib.contextmanager
 def open_display(view: View[P]) -> Iterator[Display[P]]:
-    """The display that fits standard output."""
+    """Open the display that fits standard output."""
     if not sys.stdout.isatty():
         click.echo(STARTING)
         yield LogDisplay(view)

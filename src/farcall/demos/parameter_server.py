@@ -181,7 +181,7 @@ class Trainer(ABC):
             self.images_learnt += len(batch.labels)
 
     def batches(self) -> Iterator[Pictures]:
-        """The pictures in batches, shuffled anew for every epoch."""
+        """Yield the pictures in batches, shuffled anew for every epoch."""
         images, labels = self.pictures
         generator = torch.Generator().manual_seed(1000 * self.options.seed + self.rank)
         for _ in range(self.options.epochs):

@@ -87,7 +87,7 @@ def describe(progress: Progress) -> str:
 
 
 def view(options: Options, log_interval: int) -> View[Progress]:
-    """A bar that is full after all epochs; a log line for every `log_interval` measurements."""
+    """Make a bar that is full after all epochs; a log line per `log_interval` measurements."""
     return View(
         describe=describe,
         fraction=lambda progress: progress.epochs / options.epochs,

@@ -105,7 +105,7 @@ class Progress:
         return max(0.0, 1 - self.computing / self.seconds) if self.seconds else 0.0
 
     def after_batch(self, loss: float, words: int, seconds: float) -> Progress:
-        """The progress after one more batch of `words` words, at a mean loss in nats per word.
+        """Return the progress after one more batch: its words, and its mean loss in nats per word.
 
         Raises:
             ArithmeticError: the loss is no finite number, so nothing can be learned any more.
@@ -151,7 +151,7 @@ class LanguageModel:
         }
 
     def loss(self, words: Tensor, targets: Tensor, hidden: Hidden | None) -> tuple[Tensor, Hidden]:
-        """The mean loss in nats of `targets`, the words that follow `words`; and the state after.
+        """Return the mean loss in nats of `targets`, the words after `words`, and the state then.
 
         Both are numbers of words, `(steps, batch)`. `hidden` is the state before, if any.
         """

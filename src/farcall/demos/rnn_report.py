@@ -201,6 +201,6 @@ def draw_losses(history: list[Progress], title: str, unigram_perplexity: float) 
 
 
 def _log(values: ArrayLike) -> ArrayLike:
-    """The logarithm, also of the zero that matplotlib asks for before it knows the limits."""
+    """Return the logarithm, also of the zero that matplotlib tries before it knows the limits."""
     logarithms: ArrayLike = np.log(np.maximum(values, np.finfo(np.float64).tiny))
     return logarithms

@@ -34,7 +34,7 @@ def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
 def run_chaos(
     options: parameter_server.Options, every: float, deaths: int, log_interval: int, out: Path
 ) -> int:
-    """The same while trainers are killed, and the server once, with the middle one of them."""
+    """Do the same while trainers are killed, and the server once, with the middle one of them."""
 
     def victims(death: int) -> Sequence[str]:
         return [TRAINER, SERVER] if death == (deaths + 1) // 2 else [TRAINER]

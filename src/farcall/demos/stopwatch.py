@@ -17,11 +17,11 @@ class Stopwatch:
         self._since: float | None = None
 
     def start(self) -> None:
-        """A stretch begins."""
+        """Begin a stretch."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """The stretch ends, if one began."""
+        """End the stretch, if one began."""
         if self._since is not None:
             self._seconds += time.perf_counter() - self._since
             self._since = None
@@ -50,6 +50,6 @@ class Stopwatch:
         self.stop()
 
     def take(self) -> float:
-        """The seconds measured since this was last asked."""
+        """Return the seconds measured since the last `take`."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

@@ -84,7 +84,7 @@ class Answer(NamedTuple):
     silent: list[Silent]
 
     def of_group(self, pid: int) -> Answer:
-        """Return what is known of the group that a process of this machine is in."""
+        """Return the reports on the group that a process of this machine is in."""
         pids, before = {pid}, 0
         while len(pids) > before:
             before = len(pids)

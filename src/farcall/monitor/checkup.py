@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
     Attributes:
         caller: the name of the worker.
-        path: what it knows of the other one, and what was measured.
+        path: its knowledge of the other one, and the measurements.
     """
 
     caller: str
@@ -116,7 +116,7 @@ def _rank(finding: Finding) -> int:
 def _measured(
     answer: Answer, contacts: dict[int, Contact], pairs: list[Pair], seconds: float
 ) -> tuple[list[Pair], str]:
-    """Return the pairs with what was measured, and why that is not all."""
+    """Return the pairs with their measurements, and why these are not all."""
     callers = {report.name: report for report in answer.reports}
     until = time.monotonic() + seconds
     found, left, hearing = [], 0, Hearing()

@@ -14,7 +14,7 @@ class Finding(NamedTuple):
     Attributes:
         level: "wrong": something does not work; "look": it may be in the way; "fine".
         subject: "secret", "shared memory", "hang", ...
-        text: what is the case.
+        text: the observation.
         cure: what to do about it; "" if there is nothing to do.
     """
 

@@ -50,7 +50,7 @@ class _Chain(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """For how long the first call has been open; infinity if nobody knows."""
+        """Return how long the first call has been open; infinity if that is unknown."""
         return _age(self.steps[0].call)
 
 

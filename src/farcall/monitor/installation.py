@@ -89,8 +89,8 @@ def secret() -> Iterator[Finding]:
         yield Finding(
             "look",
             "secret",
-            "FARCALL_INSECURE=1, and there is no secret: whoever reaches a worker's port can run "
-            "code in it",
+            "FARCALL_INSECURE=1, and there is no secret: a process that reaches a worker's port "
+            "can run code in it",
             "unset it, and set FARCALL_SECRET to what `farcall secret` prints",
         )
     elif tls is None:
@@ -98,7 +98,7 @@ def secret() -> Iterator[Finding]:
 
 
 def _secret() -> str | None:
-    """Say where a secret that was given is, and what is known of it; None: none was given.
+    """Describe the secret that was given, and say where it is; None: none was given.
 
     Raises:
         ValueError: it can't be used.

@@ -94,7 +94,7 @@ def _resolved(host: str) -> tuple[list[str], str, float]:
 
 
 def ports() -> Iterator[Finding]:
-    """Look whether workers can listen, and whether somebody does where they are to meet."""
+    """Look whether workers can listen, and whether a process does where they are to meet."""
     good = []
     for host, what in ((ALL, "all interfaces"), ("127.0.0.1", "loopback")):
         try:
@@ -186,7 +186,7 @@ def limits() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Look at memory: of the machine, of this container, and what is shared."""
+    """Look at memory: of the machine, of this container, and shared memory."""
     free, total = _meminfo("MemAvailable"), _meminfo("MemTotal")
     most, used = _cgroup("memory", "memory.max", "memory.current")
     if most >= _UNLIMITED:

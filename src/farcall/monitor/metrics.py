@@ -27,7 +27,7 @@ _Sample = tuple[list[str], float]
 
 
 def text(answer: Answer) -> str:
-    """Return what is known of workers in the text format of Prometheus.
+    """Return the state of workers in the text format of Prometheus.
 
     Args:
         answer: of `ask_all`.
@@ -71,7 +71,7 @@ class _Workers(Collector):
         self._ask = ask
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: so nobody is asked before the first scrape."""
+        """Return nothing: so no worker is asked before the first scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -113,7 +113,7 @@ class Part(Parameters):
                 apply(group, changes[index])
 
     def _step_freely(self, gradient_of: Callable[[Tensor], Tensor | None]) -> None:
-        """A step that goes on while others do.
+        """Make a step that goes on while others do.
 
         Only when the parameters' state is complete: two first steps at once would both begin to
         fill it, and one would find it half made.

@@ -60,7 +60,7 @@ class Shard(NamedTuple):
     def as_state_dict(
         self, numbers: Sequence[int], groups: Sequence[int], sizes: Sequence[int]
     ) -> StateDict:
-        """The reverse of `of`; `sizes` are the numbers of parameters of the groups."""
+        """Return the reverse of `of`; `sizes` are the numbers of parameters of the groups."""
         state: dict[Any, Any] = {
             local: self.parameters[number]
             for local, number in enumerate(numbers)
@@ -168,7 +168,7 @@ def initial_state(
     numbers: Sequence[int],
     groups: Sequence[int],
 ) -> Shard:
-    """The state after a first step with zero gradients, made on zeros in the parameters' place."""
+    """Return the state after a first step of zero gradients, on zeros in place of parameters."""
     copies = [
         {**options_of(group), "params": [torch.zeros_like(p).detach() for p in group["params"]]}
         for group in optimizer.param_groups
@@ -279,7 +279,7 @@ def _parts(state_dict: Any) -> tuple[dict[Any, Any], list[Group], dict[str, Any]
 
 
 def normalized(state_dict: Any) -> StateDict:
-    """The same with numbers as keys in "state", where torch.distributed.checkpoint made strings.
+    """Return it with numbers as keys in "state": torch.distributed.checkpoint makes strings.
 
     Raises:
         TypeError: that is no `state_dict` of an optimizer.

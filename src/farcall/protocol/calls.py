@@ -203,7 +203,7 @@ class Incoming(Generic[Record]):
         return self._running.pop(call_id, None) is not None
 
     def cancel(self, call_id: int) -> tuple[CancelResult, Record | None]:
-        """The caller gave up. With RUNNING comes the record, so that its owner can stop it."""
+        """Cancel a call that its caller gave up. RUNNING comes with the record, to be stopped."""
         record = self._running.get(call_id)
         if record is not None:
             return CancelResult.RUNNING, record

@@ -277,7 +277,7 @@ class Connecting:
         self._dialler = None
 
     def left(self, caller: object) -> None:
-        """A caller ends, in whatever way. Those that wait have to say `woke` then."""
+        """End a caller, in whatever way. Those that wait have to say `woke` then."""
         self._waiting.pop(caller, None)
         if self._dialler is caller:
             self._dialler = None

@@ -104,7 +104,7 @@ class Instructions:
 
 
 def _batches(entries: dict[int, list[Entry]]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
-    """Each owner with its entries, `MAX_ENTRIES` at a time."""
+    """Yield each owner with its entries, `MAX_ENTRIES` at a time."""
     for owner, all_of_it in entries.items():
         for start in range(0, len(all_of_it), MAX_ENTRIES):
             yield owner, tuple(all_of_it[start : start + MAX_ENTRIES])

@@ -268,7 +268,7 @@ class PassMachine:
     def computed(
         self, source: int, receives: Mapping[Any, Any]
     ) -> list[do.KeepLeaves | do.SendGradients]:
-        """A source's own run has the gradients of these receives, each of which came from a peer.
+        """Take the receives that a source's own run has gradients of, each with its peer.
 
         The root gives its credit back to itself, so there it costs nothing to keep some of it for
         what can be done while others work. Elsewhere all of it goes with the last message, if
@@ -360,7 +360,7 @@ class PassMachine:
         return [do.StopPass(), *answers, *([do.EndPass(error)] if self.is_root else [])]
 
     def abort(self, error: Any) -> list[Instruction]:
-        """The pass has failed at the root, as a worker says or, at the root, its user was told."""
+        """End the pass: it has failed at the root, as a worker or the root itself says."""
         stopped = self.stop(error)
         if self.is_announced or self.is_over:
             return stopped

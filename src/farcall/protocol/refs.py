@@ -99,7 +99,11 @@ class Refs(RefTables):
         self._owned[ref] = Owned(local=1)
 
     def create(self, ref: RefId, owner: int, owner_name: str) -> int:
-        """A `remote()` call is being sent; used once here. The registration's sequence number."""
+        """Begin a reference, used once here: its `remote()` call is being sent.
+
+        Returns:
+            The sequence number of the registration.
+        """
         held = self._hold(ref, owner, owner_name, HeldState.CREATING)
         held.local = 1
         if owner in self.losses:
@@ -181,7 +185,7 @@ class Refs(RefTables):
             self._let_go_if_free(ref, entry)
 
     def call_closed(self, key: TransferKey) -> None:
-        """The outcome of a call arrived: it says RECEIVED too if nothing was to be registered."""
+        """Take a call's outcome, which says RECEIVED too if nothing was to be registered."""
         transfer = self.transfers.get(key)
         if transfer is not None and transfer[1]:
             self.unpin(key)

@@ -82,7 +82,7 @@ class Silence:
         self._silent.pop(peer, None)
 
     def unanswered(self, peer: int, seconds: float) -> bool:
-        """A question was not answered that had `question` seconds, and took this many.
+        """Note that a question had no answer: it had `question` seconds, and took this many.
 
         Returns:
             Whether the worker is to be declared lost.

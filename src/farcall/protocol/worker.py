@@ -162,7 +162,7 @@ class WorkerMachine(Generic[Call, Job]):
         return calls
 
     def meet(self, peer: int) -> Calls[Call, Job]:
-        """An incarnation is there; it may be of one that was lost, see WRK-6. The calls with it.
+        """Meet an incarnation, perhaps of a worker that was lost (WRK-6); return the calls with it.
 
         Needs no lock.
         """

@@ -26,7 +26,7 @@ class Gradients(Protocol):
     def send(
         self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
     ) -> tuple[int, int]:
-        """A message goes to a peer inside a context.
+        """Note that a message goes to a peer inside a context.
 
         Args:
             tensors: those in the message that require grad, in order.
@@ -38,7 +38,7 @@ class Gradients(Protocol):
         """
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> Attach:
-        """A message is kept, and goes to a peer inside a context later.
+        """Keep the history of a message that goes to a peer inside a context later.
 
         Args:
             tensors: those in it that require grad, in order.
@@ -48,15 +48,16 @@ class Gradients(Protocol):
         """
 
     def record(self, context: int, sent: int) -> None:
-        """The message of `send` is on its way, or could not be sent. May be said again."""
+        """Note that the message of `send` is on its way, or was not sent. May be said again."""
 
     def enter(self, context: int, peer: Peer) -> int:
-        """A request of a peer arrived inside a context: its id, or 0 if it has ended."""
+        """Return the id of the context in which a peer's request arrived, or 0 if it has ended."""
 
     def receive(self, context: int, peer: Peer, sent: int) -> Attach | None:
-        """A message with recorded tensors arrived: what links each of them to its origin.
+        """Take a message with recorded tensors.
 
-        None if the context has ended here.
+        Returns:
+            A function that links each of them to its origin; None if the context has ended here.
         """
 
     def backward(
@@ -71,19 +72,19 @@ class Gradients(Protocol):
         """See `farcall.autograd.backward`."""
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
-        """A message with gradients arrived."""
+        """Take a message with gradients."""
 
     def reported(self, peer: Peer, message: CreditReturned | PassFailed) -> None:
-        """A peer says how it fared in a backward pass of ours."""
+        """Take a peer's report on a backward pass of ours."""
 
     def released(self, context: int, low_watermark: int) -> None:
-        """A context has ended, and all of its creator with ids below `low_watermark`."""
+        """End a context, and all of its creator with ids below `low_watermark`."""
 
     def held(self, context: int, peer: Peer) -> None:
-        """A peer reports that it has a context of ours."""
+        """Note that a peer has a context of ours, as it reports."""
 
     def on_peer_lost(self, peer: Peer) -> None:
         """Fail the passes that a lost incarnation has a part in, and drop its contexts."""
 
     def close(self) -> None:
-        """The agent shuts down: nothing is kept."""
+        """Keep nothing: the agent shuts down."""

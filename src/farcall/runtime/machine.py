@@ -180,7 +180,7 @@ class Machine:
     def arrive(
         self, key: TransferKey, message: Request | Reply | Failure, then: Continuation
     ) -> None:
-        """A message with references arrived. `then(None)` when it may be rebuilt, now or later.
+        """Take a message with references. Call `then(None)` when it may be rebuilt, now or later.
 
         Its references get the incarnations that their owners have here. If an owner can't be found,
         the message is refused, and nothing else: that is no death.
@@ -210,7 +210,7 @@ class Machine:
         unknown: Exception | None,
         closed: CallError | None,
     ) -> None:
-        """The owner of one of the references of a message is known now, or can't be."""
+        """Go on with a message: the owner of one of its references is known now, or can't be."""
         error = closed or unknown
         if error is None:
             # The owner may have been forgotten here, and be in its next meeting now.
@@ -229,7 +229,7 @@ class Machine:
             then(error)
 
     def stop_waiting(self, key: TransferKey, error: CallError) -> None:
-        """A message still waits for its owners, and is of no use any more: `then(error)`."""
+        """Call `then(error)` of a message that waits for its owners, and is of no use any more."""
         with self.lock:
             then = self._parked.get(key)
             if then is None:
@@ -238,7 +238,7 @@ class Machine:
         then(error)
 
     def taken_over(self, key: TransferKey) -> None:
-        """The message was rebuilt: its references have handles."""
+        """Note that the message was rebuilt: its references have handles."""
         self.tell(self.state.refs.taken_over, key)
 
     def go_on(self) -> None:
@@ -272,7 +272,7 @@ class Machine:
             then(self._status.closed_error())
 
     def close(self, error: CallError) -> None:
-        """The agent shuts down: no thread waits any more."""
+        """End every wait: the agent shuts down."""
         self.inquiries.close(error)
         with self.lock:
             parked, self._parked = self._parked, {}

@@ -268,7 +268,7 @@ def _check_kind(kinds: SignedStore, is_gone: Callable[[Worker], bool]) -> None:
 
 
 def _check_reachable(me: Worker, workers: list[Worker], credential: Credential) -> None:
-    """A group over several machines needs more than loopback: say so now, not at the first call."""
+    """Raise now, not at the first call, if workers on several machines listen on loopback only."""
     for worker in workers:
         if worker.host == me.host:
             continue

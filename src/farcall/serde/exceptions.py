@@ -98,7 +98,7 @@ def _reduced(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _fields_of(owner: type) -> Iterator[str]:
-    """The attributes of a class that lie in no `__dict__`: slots, fields of built-in classes."""
+    """Yield the attributes of a class outside of `__dict__`: slots, fields of built-in classes."""
     if owner in _WITHOUT_FIELDS or (not _is_builtin(owner) and "__slots__" not in vars(owner)):
         return
     for name, value in vars(owner).items():

@@ -90,7 +90,7 @@ def text_failure(error: BaseException, message: str) -> Failure:
 
 
 def _notes_that_fit(error: BaseException) -> Iterator[str]:
-    """The notes that are strings, clipped to `MAX_TEXT` characters in all."""
+    """Yield the notes that are strings, clipped to `MAX_TEXT` characters in all."""
     notes = [plain_text(note) for note in notes_of(error) if issubclass(type(note), str)]
     room = MAX_TEXT
     for index, note in enumerate(notes):

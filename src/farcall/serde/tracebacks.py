@@ -110,8 +110,10 @@ def _frame(file: str, function: str, line: int) -> FrameType:
 
 
 def _made_frames(trace: Any) -> Iterator[FrameType]:
-    """A generator, for a frame that tblib makes has all frames around it as its `f_back`. They end
-    here: the frame of a generator that is suspended has none around it.
+    """Yield the frame that tblib makes.
+
+    The `f_back` of such a frame leads to all frames around it. In a generator they end here: the
+    frame of a generator that is suspended has none around it.
     """
     yield tblib.Traceback(trace).as_traceback().tb_frame
 

@@ -1,4 +1,4 @@
-"""`rpc.supervise`, and `rpc.get_object`, whose references follow what is supervised."""
+"""`rpc.supervise`, and `rpc.get_object`, whose references follow supervised objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT, *, follow: bool = False) -> RRef[Any]:
     """Return a reference to the object that was made with `remote(..., name=name)`.
 
-    The reference counts as any other: the object lives as long as somebody has one. All workers are
+    The reference counts as any other: the object lives as long as there is one. All workers are
     asked; neither rank 0 nor the store is needed for those that have met.
 
     Args:
@@ -124,8 +124,8 @@ def supervise(
             up: what still lives is dropped, and its users get OwnerDied. A death counts once, and
             so does each attempt to make an object that fails.
         per: seconds.
-        strategy: what is made again when one of several objects is lost: "one_for_one": that one;
-            "all": all, each from its last snapshot; "rest": that one and those after it.
+        strategy: the objects that are made again when one of several is lost: "one_for_one": that
+            one; "all": all, each from its last snapshot; "rest": that one and those after it.
         snapshot: seconds between two copies of the object, or a `Snapshot`, which says how its
             state is read and restored. They are kept by this worker and two others that do not
             own the object; None: the object is made from scratch.
@@ -141,7 +141,7 @@ def supervise(
         The exception of the factory, if an object can't be made the first time.
         DuplicateName: another object has the name.
         UnknownWorker: there is no such worker, and no such role.
-        RpcTimeout: not all was made in time; what was made is dropped.
+        RpcTimeout: not all objects were made in time; those that were made are dropped.
         ValueError, TypeError, NotInitialized: the arguments make no sense.
     """
     try:

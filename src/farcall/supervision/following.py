@@ -34,7 +34,7 @@ ONCE = Retry(0)
 class FollowingRRef(RRef[T]):
     """A reference to a supervised object, which leads to the new one when it is made again.
 
-    What is used while the object is made again waits for that. A call that is in flight when the
+    Uses while the object is made again wait for that. A call that is in flight when the
     owner dies ends in `PeerLost`, unless `retry=` says that it may be repeated. The reference keeps
     no object: that is the supervisor's. It may be passed in arguments and results. Thread-safe.
     """
@@ -47,7 +47,7 @@ class FollowingRRef(RRef[T]):
 
     @classmethod
     def to(cls, agent: Agent, name: str) -> Self:
-        """A reference to the supervised object of that name."""
+        """Return a reference to the supervised object of that name."""
         made = cls.__new__(cls)
         made._follower, made._name = agent, name
         return made
@@ -144,7 +144,7 @@ class FollowingRRef(RRef[T]):
         return _Calls(way, self, call)
 
     def _present_in(self, timeout: float) -> tuple[RRef[T], float]:
-        """Return the present reference, and what is left of a timeout after that."""
+        """Return the present reference, and the rest of a timeout after that."""
         began = time.monotonic()
         present = self._present(seconds_or_default(timeout))
         is_limited = timeout not in (0, UNSET_RPC_TIMEOUT)

@@ -119,7 +119,7 @@ class Supervisors:
                 known = Knowledge(state, self._around, self.snapshots, Editions())
                 self._known[state.key] = known
                 names = {name: (state.key, n) for n, name in enumerate(state.names)}
-                # What is over may be heard of after what has its names now.
+                # The news of an end may come after those of the supervision that has its names now.
                 first, last = (names, self._names) if state.is_over else (self._names, names)
                 self._names = {**first, **last}
                 self._discard_oldest()
@@ -272,7 +272,7 @@ class Supervisors:
     # References that follow.
 
     def state_of(self, name: str) -> State | None:
-        """Return what is known of the supervision of an object."""
+        """Return the plan of the supervision of an object, as far as it is known."""
         with self._lock:
             at = self._names.get(name)
             return None if at is None else self._known[at[0]].state

@@ -157,7 +157,7 @@ class Watch(Protocol):
     """
 
     def begin(self) -> None:
-        """The watched one begins what may take long. No effect if it has begun already."""
+        """Note that the watched thread begins long work. No effect if it has begun already."""
 
     def end(self) -> None:
         """That is over."""

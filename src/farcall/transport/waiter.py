@@ -38,7 +38,7 @@ class Waiter(Generic[T]):
         self._lock.release()
 
     def fail(self, cause: str) -> None:
-        """The link is lost."""
+        """End the wait: the link is lost."""
         self.cause = cause
         self.is_set = True
         self._lock.release()

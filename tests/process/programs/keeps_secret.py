@@ -11,7 +11,7 @@ from farcall import rpc
 
 
 def shown():
-    """All that the system and a child show of this process."""
+    """Return all that the system and a child show of this process."""
     child = subprocess.run(["env"], capture_output=True, check=True).stdout
     seen = [child, *(Path("/proc/self", name).read_bytes() for name in ("environ", "cmdline"))]
     return b"\n".join([*seen, repr(dict(os.environ)).encode()])

@@ -71,13 +71,13 @@ class AgentOracle:
         self.violations.append(Violation(invariant, f"at {self._scheduler.now:.3f} s: {text}"))
 
     def begin(self, kind: str, caller: Process, to: str, timeout: float) -> Call:
-        """A call begins."""
+        """Note that a call begins."""
         call = Call(len(self.calls), kind, caller, to, self._scheduler.now, timeout)
         self.calls.append(call)
         return call
 
     def ran(self, call: int, at: SimThread) -> None:
-        """A function runs."""
+        """Note that a function runs."""
         self._ran[call] += 1
         if self._ran[call] > 1:
             self.violate("AGT-3", f"{self.calls[call]} runs twice")
@@ -93,7 +93,7 @@ class AgentOracle:
         return now - call.begun - call.caller.stood_between(call.begun, now)
 
     def end(self, call: Call, outcome: Any) -> None:
-        """A call ends, with a value or an exception."""
+        """Note that a call ends, with a value or an exception."""
         if call.has_ended:
             self.violate("AGT-1", f"{call} ends twice")
         call.has_ended = True
@@ -164,7 +164,7 @@ class AgentOracle:
         )
 
     def fetched(self, call: Call) -> None:
-        """A call that runs no function has got what it asked for."""
+        """Note that a call that runs no function has got its answer."""
         self._ran[call.number] += 1
 
     def is_there(self, name: str) -> bool:

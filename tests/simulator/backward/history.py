@@ -116,7 +116,7 @@ class History:
         return node
 
     def send(self, sender: int, worker: int, tensors: Sequence[Node]) -> ReceivedNodes:
-        """A message with tensors goes from one worker to another."""
+        """Send a message with tensors from one worker to another."""
         sends = self.sends.setdefault(sender, {})
         number = len(sends) + 1
         sends[number] = list(tensors)

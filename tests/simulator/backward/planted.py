@@ -267,7 +267,7 @@ class BackwardBug(Enum):
 
 
 def machines_with(bug: BackwardBug | None) -> Machines:
-    """The machines as they are, or with one mistake."""
+    """Return the machines as they are, or with one mistake."""
     if bug is None:
         return Machines()
     if issubclass(bug.planted, Contexts):

@@ -213,7 +213,7 @@ class _BackwardSchedule(Schedule):
         return True
 
     def _forward(self, worker: Worker, context: int, hops: int) -> None:
-        """A call inside the context, if the worker has it."""
+        """Make a call inside the context, if the worker has it."""
         others = [peer for peer in self._workers if peer not in worker.lost]
         peer = self._pick(others)
         if worker.give(context, peer) is not None:
@@ -305,7 +305,7 @@ class _BackwardSchedule(Schedule):
             self._fates[message.context, message.options].flying += change
 
     def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
-        """A run begins."""
+        """Note that a run begins."""
         self._runs.append(_Run(worker, run, expire))
 
     def is_held_up(self) -> bool:
@@ -313,7 +313,7 @@ class _BackwardSchedule(Schedule):
         return self._random.random() < 0.2 and self._happens()
 
     def ran(self, context: int, options: Options, node: Node) -> None:
-        """A node is run."""
+        """Note that a node is run."""
         self._note(f"w{node.worker} runs", node)
         fate = self._fates[context, options]
         fate.ran[node] += 1
@@ -321,11 +321,11 @@ class _BackwardSchedule(Schedule):
             self._violate("BWD-2", f"{node} is run twice in pass {options} of {context}")
 
     def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
-        """A leaf gets a gradient."""
+        """Note that a leaf gets a gradient."""
         self._fates[context, options].found[leaf] += gradient
 
     def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
-        """The gradients of a receive go off."""
+        """Note that the gradients of a receive go off."""
         fate = self._fates[context, options]
         fate.sent[receive] += 1
         if fate.sent[receive] > 1:
@@ -334,7 +334,7 @@ class _BackwardSchedule(Schedule):
             self._violate("BWD-2", f"{receive} sends a GRAD though nothing depends on it")
 
     def ended(self, context: int, options: Options, error: str) -> None:
-        """A pass has ended at the worker that began it."""
+        """Note that a pass has ended at the worker that began it."""
         self._note("pass", options, "of", context, "ends:", error or "success")
         fate = self._fates[context, options]
         if fate.error is not None:

@@ -15,22 +15,22 @@ class World(Protocol):
     """The world of a worker: actions that it has, and parties that it tells."""
 
     def send(self, worker: int, peer: int, message: Any, call: int) -> None:
-        """A message goes off; `call` is 0 if it wants no answer."""
+        """Send a message; `call` is 0 if it wants no answer."""
 
     def start(self, worker: int, run: Run, expire: Callable[[], None]) -> None:
-        """A run begins. If it waits for too long, it is to `expire`."""
+        """Begin a run. If it waits for too long, it is to `expire`."""
 
     def is_held_up(self) -> bool:
         """Return whether other things happen before a slow thread has done what it was told."""
 
     def ran(self, context: int, options: Options, node: Node) -> None:
-        """A node is run."""
+        """Note that a node is run."""
 
     def accumulated(self, context: int, options: Options, leaf: Node, gradient: int) -> None:
-        """A leaf gets a gradient."""
+        """Note that a leaf gets a gradient."""
 
     def sent(self, context: int, options: Options, receive: ReceivedNodes) -> None:
-        """The gradients of a receive go off."""
+        """Note that the gradients of a receive go off."""
 
     def ended(self, context: int, options: Options, error: str) -> None:
-        """A pass that began here has ended."""
+        """Note that a pass that began here has ended."""

@@ -90,22 +90,22 @@ class ConnectingOracle:
         self._round_is_doubtful = False
 
     def stood_still(self, now: float) -> None:
-        """The dialler's process was stopped, up to now."""
+        """Note that the dialler's process was stopped, up to now."""
         self._last_stall = now
 
     def interrupted(self, now: float) -> None:
-        """A caller has given up before its time."""
+        """Note that a caller has given up before its time."""
         self._last_interruption = now
 
     # What the dialler meets.
 
     def begins(self, url: str) -> None:
-        """An address is tried."""
+        """Note that an address is tried."""
         if url == self._first:
             self._least_of_round, self._round_is_doubtful = 0.0, False
 
     def attempted(self, url: str, began: float, given: float, now: float, was: Outcome) -> None:
-        """An address has given no connection."""
+        """Note that an address has given no connection."""
         if was.failure is Failure.OF_THIS_MACHINE:
             self._round_is_doubtful = True
         if url in self._world.strangers:
@@ -122,11 +122,11 @@ class ConnectingOracle:
             self._least_of_round += min(now - began, given)
 
     def paused(self, began: float, given: float, now: float) -> None:
-        """A pause is over."""
+        """Note that a pause is over."""
         self._most += min(now - began, given)
 
     def talked(self, url: str, was: Outcome) -> None:
-        """A handshake is over."""
+        """Note that a handshake is over."""
         if url not in self._world.strangers:
             self._end_silence()
         elif was.failure is Failure.HANDSHAKE_UNFINISHED:
@@ -140,7 +140,7 @@ class ConnectingOracle:
     # What the machine says.
 
     def told(self, caller: Caller, said: Instruction, now: float, others: Iterable[Caller]) -> None:
-        """The machine has an instruction for a caller."""
+        """Note that the machine has an instruction for a caller."""
         others = list(others)
         dials = [str(other) for other in others if other.dials]
         match said:
@@ -167,7 +167,7 @@ class ConnectingOracle:
             self._expect(not is_long, "CON-3", f"{caller} pauses for {length:.1f} s")
 
     def answered(self, url: str, failure: Failure, said: Instruction) -> None:
-        """The machine has said this to the failure of an address."""
+        """Note the answer of the machine to the failure of an address."""
         is_own = url == "unix" and failure is Failure.REFUSED
         is_final = isinstance(said, Dead)
         self._expect(is_final or not is_own, "CON-4", f"the worker has refused us, and {said}")

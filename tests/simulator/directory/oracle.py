@@ -28,7 +28,7 @@ class DirectoryOracle:
     # Events.
 
     def resolved(self, node: Node, found: Found[Record], *, asked: bool) -> None:
-        """A worker has looked a key up."""
+        """Note that a worker has looked a key up."""
         if (
             node.machine.is_open
             and not asked
@@ -73,7 +73,7 @@ class DirectoryOracle:
     def noted(
         self, node: Node, record: Record, before: list[Record], gone: list[int], now: float
     ) -> None:
-        """A worker's directory was told of a loss, and has forgotten others."""
+        """Note that a worker's directory was told of a loss, and has forgotten others."""
         after = node.machine.parties()
         limit = now - FORGET_SECONDS
         lost, dropped = self._lost[node], self._dropped[node]
@@ -107,12 +107,12 @@ class DirectoryOracle:
             self.violate("DIR-6", f"{node} never says that {late} are to be forgotten")
 
     def drops(self, node: Node, link: Link) -> None:
-        """A worker does not keep a link to which it has agreed."""
+        """Note that a worker does not keep a link to which it has agreed."""
         if node.machine.meeting(link.other(node).incarnation) < link.meeting:
             self.violate("DIR-2", f"{node} keeps no link to {link.other(node)} in {link.meeting}")
 
     def heard_of(self, node: Node, incarnation: int, now: float) -> None:
-        """A worker takes down the number of a meeting with one that it does not know."""
+        """Note that a worker takes down the number of a meeting with one that it does not know."""
         self._dropped[node][incarnation] = now
 
     def superseded(self, node: Node, record: Record, now: float) -> None:

@@ -74,7 +74,7 @@ class Host:
         return Counter(tally.hooks)
 
     def begin(self, number: int, program: Program) -> None:
-        """A run of a program begins."""
+        """Begin a run of a program."""
         if self._shared is not None and self._shared[0] == program.leaves:
             _, parameters, tally = self._shared
         else:

@@ -39,13 +39,13 @@ class Tally:
         self.zero_hooks: Counter[str] = Counter()
 
     def ran(self, name: str, *gradients: Tensor) -> None:
-        """A counting node runs."""
+        """Note that a counting node runs."""
         calls = self.runs if any(map(_has_values, gradients)) else self.zero_runs
         with self._lock:
             calls[name] += 1
 
     def hooked(self, name: str, gradient: Tensor) -> None:
-        """A hook is called."""
+        """Note that a hook is called."""
         calls = self.hooks if _has_values(gradient) else self.zero_hooks
         with self._lock:
             calls[name] += 1

@@ -84,7 +84,7 @@ class _Gone(NamedTuple):
 
 
 def without(program: Program, places: list[Place]) -> Program:
-    """The program without these steps and what needs them."""
+    """Return the program without these steps and what needs them."""
     gone = _Gone(set(), set())
     for place in places:
         _drop(_step(program, place), gone)

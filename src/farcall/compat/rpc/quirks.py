@@ -176,7 +176,7 @@ def _check_use(rref: RRef[Any]) -> None:
 
 
 def note_timeout(rref: RRef[Any], timeout: float) -> RRef[Any]:
-    """A reference was made by `remote` with this timeout, in seconds."""
+    """Note that `remote` made a reference with this timeout, in seconds; return the reference."""
     if timeout not in (UNSET_RPC_TIMEOUT, 0):
         _until[rref] = time.monotonic() + timeout
     return rref

@@ -137,7 +137,7 @@ def _calls_do(kind: str, inputs: Any, references: bool) -> Any:
 
 @functools.cache
 def _template() -> Any:
-    """A node that calls `do`. There is no way to make one from Python, but copies can be made."""
+    """Return a node that calls `do`. Python can't make such a node, but it can copy one."""
     return torch.jit.script(_calls_do).graph.findNode("prim::PythonOp")
 
 

@@ -81,7 +81,7 @@ def boxed_type(kind: Any) -> Any:
 
 
 def note_compiled(name: str, graph: Any) -> None:
-    """A function was compiled. If it takes or gives references, it gets an entry for Python."""
+    """Give a function that was compiled an entry for Python, if it takes or gives references."""
     values = [*graph.inputs(), *graph.outputs()]
     if not any(has_references(value.type()) for value in values):
         return

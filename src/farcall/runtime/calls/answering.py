@@ -142,7 +142,7 @@ class Answering(msgspec.Struct, eq=False):
                 value.fail(as_exception(error, self.serving.status.me.name))
             elif not issubclass(type(error), FarcallError):
                 logger.error(
-                    "%s: %s raised, and nobody holds a reference to its result any more:\n%s",
+                    "%s: %s raised, and no reference to its result is left:\n%s",
                     self.serving.status.me.name,
                     self.request.function,
                     text_of(error),
@@ -174,7 +174,7 @@ class Answering(msgspec.Struct, eq=False):
                 self.left(is_sent=is_sent)
 
     def left(self, *, is_sent: bool) -> None:
-        """The answer is sent, or never will be."""
+        """End the call here: its answer is sent, or never will be."""
         unpins, self.unpins = self.unpins, None
         if unpins is not None and not is_sent:
             self.serving.references.unpin(unpins)

@@ -73,7 +73,7 @@ class Answers:
         self._outboxes.put_at_once(peer.back_outbox, waiting)
 
     def went(self, job: AnsweredCall, size: int, *, is_sent: bool) -> None:
-        """An answer that was left is sent, or never will be."""
+        """End a call whose answer was left: it is sent, or never will be."""
         peer = job.peer
         with peer.lock:
             held = peer.admission.went(size)

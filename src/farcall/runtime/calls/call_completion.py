@@ -104,9 +104,9 @@ class CallCompletion:
         self.waiting: set[PendingCall] = set()
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
-        """The link failed before or while the call was made: what the call ends with.
+        """End a call whose link failed before or while it was made.
 
-        Its future has got it, too.
+        Return the error, which its future has got, too.
         """
         ended: Exception
         if self._status.is_closed:
@@ -120,7 +120,7 @@ class CallCompletion:
         return ended
 
     def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
-        """The call took too long: what it ends with. Its future has got it, too."""
+        """End a call that took too long. Return the error, which its future has got, too."""
         ended = self.timeout(pending, error)
         if isinstance(error, NotSent):
             self._retract(pending, ended)
@@ -130,7 +130,7 @@ class CallCompletion:
         return ended
 
     def _retract(self, pending: PendingCall, error: Exception) -> None:
-        """The request was not sent."""
+        """Withdraw a request that was not sent."""
         if self.withdraw(pending, str(error)):
             pending.fail(error)
             self._coordinator.end(pending)
@@ -156,20 +156,20 @@ class CallCompletion:
         return True
 
     def sent_and_awaited(self, pending: PendingCall) -> None:
-        """The request was sent, and a thread waits for its answer. The callee ends the wait."""
+        """Note that the request was sent, and that a thread waits for its answer."""
         pending.sent = True
         if pending.cancelled:
             ask = self._machine.state.ask_to_end
             self._machine.tell(ask, pending.peer.incarnation, pending.call_id, pending)
 
     def sent(self, pending: PendingCall) -> None:
-        """The request was sent, or some of it; the rest follows."""
+        """Note that the request was sent, or some of it; the rest follows."""
         pending.sent = True
         if pending.cancelled or not pending.watched:
             self.expired(pending)
 
     def expired(self, pending: PendingCall) -> None:
-        """The request was sent, and the call has ended meanwhile: at its deadline, or by the user.
+        """Note that the request of a call was sent that has ended: at its deadline, or by the user.
 
         The flag `sent` was set before. So the machine sees it here, or in `abandon`, or both.
         """
@@ -242,7 +242,7 @@ class CallCompletion:
         return pending
 
     def _noted(self, peer: Peer, answer: Frame, pending: PendingCall | None) -> None:
-        """The answer of a call arrived of which the machine knows, or that had ended already."""
+        """Tell the machine of an answer, to a call that it knows or that had ended already."""
         message: Any = answer.message  # Accepted, Reply or Failure
         if pending is not None and pending.created is not None:
             if type(message) is Accepted:
@@ -267,7 +267,7 @@ class CallCompletion:
             )
 
     def on_answer(self, peer: Peer, answer: Frame) -> None:
-        """An answer arrived that no thread waits for."""
+        """Take an answer that no thread waits for."""
         pending = self.arrived(peer, answer)
         if pending is None:
             return
@@ -321,7 +321,7 @@ class CallCompletion:
         return any(pending.future is future for pending in tuple(self._queued))
 
     def fail_queued(self, error: Exception) -> None:
-        """The agent has ended: so do the calls that were answered and wait for a thread."""
+        """Fail the calls that were answered and wait for a thread: the agent has ended."""
         while self._queued:
             with contextlib.suppress(KeyError):
                 self._queued.pop().fail(error)
@@ -353,7 +353,7 @@ class CallCompletion:
             self._coordinator.end(pending)
 
     def expire(self, pending: PendingCall) -> None:
-        """The deadline of a call that is watched has passed."""
+        """End a watched call whose deadline has passed."""
         pending.watched = False
         peer, call_id = pending.peer, pending.call_id
         self._executor.may_pass_lead()

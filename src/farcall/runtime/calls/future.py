@@ -400,7 +400,7 @@ class _Orphan:
         self._made_at = future._made_at
 
     def adopt(self, stored: StoredError, future: Future[Any]) -> None:
-        """The Python half is about to go."""
+        """Take over the error of a future whose Python half is about to go."""
         self._looked_at = future._looked_at
         self._stored = stored
 

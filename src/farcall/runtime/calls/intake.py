@@ -41,7 +41,7 @@ def holds(job: IncomingCall) -> bool:
 
 
 def begin(job: IncomingCall) -> None:
-    """A request that was counted is about to run."""
+    """Note that a request that was counted is about to run."""
     peer = job.peer
     with peer.lock:
         was_paused = not peer.admission.reads

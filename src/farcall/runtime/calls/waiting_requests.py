@@ -118,7 +118,7 @@ class WaitingRequests:
             self._executor.submit(end, pending.depth + 1)
 
     def drop(self, pending: PendingCall) -> None:
-        """A request that waited will not be sent, since its call is over."""
+        """Drop a request that waited, since its call is over."""
         # Else a CANCEL is on its way, whose answer makes the id free again.
         if not pending.sent:
             self._completion.withdraw(pending, "its call was given up")

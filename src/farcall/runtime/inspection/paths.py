@@ -53,7 +53,7 @@ def look_at(agent: Agent, peer: Peer) -> MemberReport:
 
 
 def reached(agent: Agent, peer: Peer, seconds: float) -> MemberReport:
-    """Make the link to another worker if there is none, and return what is known of it then.
+    """Make the link to another worker if there is none, and return its description.
 
     Args:
         seconds: what that may take; 0: any time.
@@ -70,7 +70,7 @@ def reached(agent: Agent, peer: Peer, seconds: float) -> MemberReport:
 
 
 def measured(agent: Agent, peer: Peer, seconds: float) -> MemberReport:
-    """Measure the path to another worker by calls, and return it with what is known.
+    """Measure the path to another worker by calls, and return its description with the times.
 
     It makes the link if there is none, and sends up to 64 MB.
 

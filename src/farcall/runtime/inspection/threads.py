@@ -100,7 +100,7 @@ def reports(seen: list[Seen], calls: Mapping[int, CallReport]) -> list[ThreadRep
     """Return what there is to say of threads, those that serve calls first.
 
     Args:
-        calls: what is known of calls, by the `id` of the objects in `Seen`.
+        calls: descriptions of calls, by the `id` of the objects in `Seen`.
     """
     made = [_report(one, calls) for one in seen if one.serves or not one.is_farcalls]
     return sorted(made, key=lambda one: (one.serves is None, one.waits_for is None, one.name))
@@ -194,5 +194,5 @@ def _text(frame: FrameType) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Return whether a frame is of Python's own library, or of what is installed."""
+    """Return whether a frame is of Python's own library, or of an installed one."""
     return frame.f_code.co_filename.startswith(("<", *_LIBRARIES))

@@ -148,7 +148,7 @@ class FixedGroup:
         if _digest(self._seen) != gate.members:
             raise RendezvousError(
                 f"{failed}the group that {gate.by!r} has seen complete is another one than is at "
-                "the store now, which was used by an earlier run, or is altered by somebody"
+                "the store now, which was used by an earlier run, or has been altered since"
             )
         return self._seen
 

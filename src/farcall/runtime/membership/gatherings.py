@@ -210,7 +210,7 @@ class Gatherings:
     def _look_at(self, ident: Ident, come: _Arrivals) -> None:
         missing = [name for name, _ in ident.members if name not in come]
         if time.monotonic() >= _deadline(come):
-            names = ", ".join(map(repr, missing)) or "nobody, but the last came too late"
+            names = ", ".join(map(repr, missing)) or "no worker, but the last came too late"
             self._fail(ident, RpcTimeout(f"{_what(ident)}: still missing at its end: {names}"))
             return
         if not missing:
@@ -245,7 +245,7 @@ class Gatherings:
             complete_with(arrival.future, error)
 
     def close(self) -> None:
-        """The agent has shut down: the ends of its links tell those that wait."""
+        """Drop all gatherings: the agent has shut down. The ends of its links tell the others."""
         with self._changed:
             self._open.clear()
             self._ring()

@@ -21,7 +21,7 @@ class Extension(Protocol):
     """The state that a layer above keeps with an agent."""
 
     def close(self) -> None:
-        """The agent has shut down."""
+        """End what this state holds: the agent has shut down."""
 
 
 E = TypeVar("E", bound=Extension)
@@ -71,7 +71,7 @@ class Group:
             return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """The agent has shut down."""
+        """End the extensions and the threads of the group: the agent has shut down."""
         with self._lock:
             extensions = list(self._extensions.values())
         for extension in extensions:

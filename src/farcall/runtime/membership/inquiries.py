@@ -144,7 +144,7 @@ class Inquiries:
                 logger.exception("an internal error after an inquiry")
 
     def close(self, error: CallError) -> None:
-        """The agent shuts down: what waits goes on with this error. Does not wait for the store."""
+        """End every inquiry with this error: the agent shuts down. Does not wait for the store."""
         with self._lock:
             self._closed = error
             keys = list(self.open)

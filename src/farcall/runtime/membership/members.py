@@ -44,7 +44,7 @@ class _Round:
         self._found: Worker | None = None
 
     def answer(self, sender: int, found: Worker | None) -> None:
-        """A member has answered. No effect if it was not asked, or has answered before."""
+        """Take a member's answer. No effect if it was not asked, or has answered before."""
         with self._changed:
             if sender in self._open:
                 self._open.discard(sender)
@@ -141,7 +141,7 @@ class Members:
     # In the leader's thread.
 
     def on_question(self, peer: Peer, message: WhoIs) -> None:
-        """A member asks where a worker is."""
+        """Answer a member that asks where a worker is."""
         known = self._directory.known(message.key)
         worker = None
         if known is not None and known.worker.addresses:
@@ -150,7 +150,7 @@ class Members:
         self._control.post(peer.incarnation, ThisIs(message.key, worker), 0)
 
     def on_answer(self, peer: Peer, message: ThisIs) -> None:
-        """A member has answered. An answer without a question does not count."""
+        """Take a member's answer. An answer without a question does not count."""
         key, worker = message.key, message.worker
         questions = self._rounds.get(key)
         if questions is None:

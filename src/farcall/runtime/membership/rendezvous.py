@@ -325,7 +325,7 @@ class Rendezvous:
         self._board.put_text(f"member/{self._board.add('members', 1)}", name)
 
     def _ids(self, worker: Worker, before: Record | None) -> Iterator[int]:
-        """The ids to try: the worker's own, or its former one and then ever new ones."""
+        """Yield the ids to try: the worker's own, or its former one and then ever new ones."""
         if worker.id >= 0:
             yield worker.id
             return

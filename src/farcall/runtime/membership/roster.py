@@ -349,7 +349,7 @@ class Roster:
         return not self._status.is_closed and bool(self._listeners or self._awaited)
 
     def close(self) -> None:
-        """The agent has shut down: no listener is told of anything more."""
+        """Tell listeners nothing more: the agent has shut down."""
         with self._changed:
             listeners, self._listeners = self._listeners, []
             self._changed.notify_all()

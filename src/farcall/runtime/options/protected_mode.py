@@ -36,8 +36,8 @@ def listen_address(listen: str | None, credential: Credential) -> tuple[str, int
             "run code in this process"
         )
     warnings.warn(
-        f"farcall listens on {host} without authentication: whoever can reach this port can run "
-        "code in this process",
+        f"farcall listens on {host} without authentication: a process that reaches this port can "
+        "run code in this process",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -9,7 +9,7 @@ UNSET_RPC_TIMEOUT = -1.0
 
 
 def validate_timeout(value: object, what: str = "timeout", *, allow_unset: bool = False) -> float:
-    """A timeout in seconds, checked: 0 is none, and so is infinity, which comes back as 0.
+    """Return a timeout in seconds, checked: 0 is none, and so is infinity, returned as 0.
 
     Args:
         value: what the user passed.

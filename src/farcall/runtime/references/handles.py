@@ -143,18 +143,18 @@ class References:
         return RefHandle(self, Reference(ref.minted_by, ref.number, SOUGHT, name, id))
 
     def sought_at(self, handle: RefHandle, place: Sought) -> None:
-        """The call that makes a reference waits here now."""
+        """Note where the call that makes a reference waits now."""
         self._sought[handle.ref] = place
 
     def found(self, handle: RefHandle, owner: Worker) -> int:
-        """The `remote()` call of `seek` is about to be sent. Gives its sequence number."""
+        """Return the sequence number of the `remote()` call of `seek`, which is sent next."""
         if handle.is_owner:
             return 0
         with self._lock:
             return self._refs.create(handle.ref, owner.incarnation, owner.name)
 
     def sent(self, handle: RefHandle, owner: Worker) -> None:
-        """The `remote()` call of `seek` was sent: all later frames come after it."""
+        """Note that the `remote()` call of `seek` was sent: all later frames come after it."""
         if handle.owner == SOUGHT:
             reference = self._reference_to(handle.ref, owner)
             handle.reference = as_it_travels(reference)
@@ -227,7 +227,7 @@ class References:
         sequence: int,
         concurrency: int = 0,
     ) -> bool:
-        """A request arrived that makes a reference or carries some: see `WorkerMachine.admit`."""
+        """Admit a request that makes a reference or carries some: see `WorkerMachine.admit`."""
         if created is None:
             with self._lock:
                 return self._machine.state.admit(caller, call_id, references)
@@ -244,12 +244,12 @@ class References:
         return self._values.get(ref)
 
     def accepted(self, ref: RefId) -> None:
-        """The owner has made the value's place: its creation is late no more."""
+        """Note that the owner has made the value's place: its creation is late no more."""
         if self._creation_errors:
             self._creation_errors.pop(ref, None)
 
     def creation_failed(self, ref: RefId, error: FarcallError) -> None:
-        """The request was not accepted, and never will be: use of the reference raises this."""
+        """Let uses of a reference raise this error: its request will never be accepted."""
         place = self._values.get(ref)
         if place is not None:  # a call to ourselves
             place.fail(_of_creation(error))
@@ -366,18 +366,18 @@ class References:
         self.check_usable(handle)
 
     def pin(self, callee: int, call_id: int, handles: Sequence[RefHandle]) -> None:
-        """A request with these references is about to be sent, and needs pins."""
+        """Pin the references of a request that is about to be sent."""
         with self._lock:
             self._machine.state.pin(callee, call_id, [handle.ref for handle in handles])
 
     def answer(self, caller: int, call_id: int, handles: Sequence[RefHandle]) -> bool:
-        """A function has ended, and its answer carries these: see `WorkerMachine.answer`."""
+        """Begin the answer of a function, which carries these: see `WorkerMachine.answer`."""
         with self._lock:
             state = self._machine.state
             return state.answer(caller, call_id, [handle.ref for handle in handles])
 
     def unpin(self, key: TransferKey) -> None:
-        """The message was not sent."""
+        """Unpin the references of a message that was not sent."""
         self._machine.tell(self._refs.unpin, key)
 
     # Transfers in.
@@ -392,7 +392,7 @@ class References:
     # Messages and deaths.
 
     def on_message(self, sender: int, message: Message, call_id: int) -> None:
-        """A message of the reference protocol arrived."""
+        """Take a message of the reference protocol."""
         self._machine.tell(self._machine.state.on_message, sender, message, call_id)
         if self._creation_errors and type(message) is Registered:
             # The value was made after all, or the reference is not used any more.
@@ -419,7 +419,7 @@ class References:
             return self._refs.holders()
 
     def close(self, error: CallError) -> None:
-        """The agent shuts down: every value may go."""
+        """Let every value go: the agent shuts down."""
         values = list(self._values.values())
         self._values.clear()
         for value in values:

@@ -83,13 +83,13 @@ class MethodGate:
         return was_admitted
 
     def open(self, _: object = None) -> None:
-        """The object is made: calls may begin."""
+        """Let calls begin: the object is made."""
         with self._lock:
             self._is_open = True
         self._go_on()
 
     def end(self) -> None:
-        """The object is gone: all calls may find out."""
+        """Let all calls find out that the object is gone."""
         with self._lock:
             self._most = math.inf
         self.open()

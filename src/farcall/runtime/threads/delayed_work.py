@@ -66,7 +66,7 @@ class DelayedWork:
             return None
 
     def close(self) -> None:
-        """The agent has shut down."""
+        """End the thread: the agent has shut down."""
         with self._changed:
             self._changed.notify_all()
         self._threads.close(0)

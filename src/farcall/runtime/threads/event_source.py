@@ -23,7 +23,7 @@ class Handler(Protocol):
         """Called in every thread before its first work."""
 
     def handle(self, event: Event) -> None:
-        """An event arrived. May call `Executor.submit`."""
+        """Handle an event that arrived. May call `Executor.submit`."""
 
     def before_sleep(self) -> float:
         """Do the work that is due. Return when more is due: `time.monotonic()` seconds, or inf."""

@@ -142,7 +142,7 @@ class Executor:
     # Work that comes in.
 
     def post(self, event: Event) -> None:
-        """An event that did not come through the endpoint (a call to oneself)."""
+        """Add an event that did not come through the endpoint (a call to oneself)."""
         with self._lock:
             self._events.append(event)
             found = self._followers.find()
@@ -206,7 +206,7 @@ class Executor:
                         self._followers.find()
 
     def may_pass_lead(self) -> None:
-        """The calling thread has done what must be done in order. No effect if it does not lead."""
+        """Let the lead pass: all that needs order is done. No effect without the lead."""
         if self._leader == (me := threading.get_ident()):
             with self._lock:
                 if self._leader == me:
@@ -258,7 +258,7 @@ class Executor:
         return Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
     def leave(self, me: int) -> bool:
-        """The calling thread begins to wait. Gives whether it runs a function, not a callback."""
+        """Let the calling thread wait. Return whether it runs a function, not a callback."""
         with self._lock:
             place = self._running.pop(me, None)
             leads = self._leader == me
@@ -274,7 +274,7 @@ class Executor:
         return place is not None
 
     def come_back(self, me: int) -> None:
-        """The wait of a thread that runs a function is over."""
+        """Note that the wait of a thread that runs a function is over."""
         with self._lock:
             self._running[me] = self._away.pop(me, OWN)
 
@@ -409,7 +409,7 @@ class Executor:
                 self._leader = 0
 
     def _guard(self) -> None:
-        """The watchdog: pass the lead on when the leader is busy for too long."""
+        """Pass the lead on when the leader is busy for too long: this thread is the watchdog."""
         while notice := self._watch.wait():
             self._followers.say_refused()
             if notice == Notice.STARVING:

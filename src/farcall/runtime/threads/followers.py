@@ -136,7 +136,7 @@ class Followers:
             )
 
     def ended(self, *, woken: bool) -> None:
-        """The calling thread ends; `woken` says that it did not look for work before."""
+        """Note that the calling thread ends; `woken` says that it did not look for work before."""
         self.waking -= woken
         self.threads.discard(threading.current_thread())
 

@@ -91,7 +91,7 @@ class IdleTeam:
         self._closed = threading.Event()
 
     def note(self, now: float) -> None:
-        """A call begins, or arrived, at `now` (`time.monotonic()` seconds)."""
+        """Note that a call begins, or arrived, at `now` (`time.monotonic()` seconds)."""
         if self._is_held:
             self.asks_at = math.inf
             return

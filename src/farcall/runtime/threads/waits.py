@@ -15,10 +15,10 @@ class LeavesPlaces(Protocol):
     """The part of an executor by which a waiting function leaves its place. See `Executor`."""
 
     def leave(self, me: int) -> bool:
-        """The calling thread begins to wait. Gives whether it runs a function."""
+        """Let the calling thread wait. Return whether it runs a function."""
 
     def come_back(self, me: int) -> None:
-        """The wait of a thread that runs a function is over."""
+        """Note that the wait of a thread that runs a function is over."""
 
 
 class Wait:

@@ -2,7 +2,7 @@
 
 A Unix name is abstract, as Linux has them. It lives in a network namespace, nothing of it is ever
 in the file system, and it is gone with its listener. It holds 128 random bits, so on another host,
-or in a container with a network of its own, nobody listens on it and connecting fails at once.
+or in a container with a network of its own, no process listens on it and connecting fails at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALL = "::"
 ALL_IPV4 = "0.0.0.0"
 UNIX = "unix:@"
 
-# The default is 208 KiB, of which the smallest frame takes most of one: 278 that nobody reads would
+# The default is 208 KiB, of which the smallest frame takes most of one: 278 that are not read would
 # block a sender, where TCP takes tens of thousands. With this, 28 MB go in 6 pieces instead of 30
 # to 45, in 5.5 ms instead of 6.1; with 4 MiB it was 7.5. The system may allow less.
 UNIX_BUFFER_SIZE = 1 << 20
@@ -148,7 +148,7 @@ def resolve(host: str, port: int, kind: socket.SocketKind) -> Sequence[Resolved]
     """Return what `socket.getaddrinfo` gives for a host and a port.
 
     An ASCII name is passed as bytes: of a text Python first makes an international name, which
-    loads tables for some milliseconds and raises a UnicodeError for what is no name.
+    loads tables for some milliseconds and raises a UnicodeError for a text that is no name.
 
     Raises:
         OSError: the name can't be resolved.
@@ -232,7 +232,7 @@ def _pid_in_its_namespace(seen: int) -> int | None:
 
 
 def process_at(sock: socket.socket) -> str:
-    """The process that connected, or listens. Its pid is 0 if it can't be seen from here."""
+    """Name the process that connected, or listens. Its pid is 0 if it can't be seen from here."""
     pid, uid = _credentials(sock)
     return f"pid {pid} (uid {uid})"
 

@@ -18,7 +18,7 @@ from farcall.transport.connect.keys import hkdf
 
 # The order of the group of P-256, from FIPS 186-4.
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-# No end: the secret is what is exchanged, and the clocks of two hosts may differ by anything.
+# No end: the secret is replaced instead, and the clocks of two hosts may differ by anything.
 _ALWAYS = (datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))
 
 

@@ -1,4 +1,4 @@
-"""A connection whose handshake is done, and what is required of the link that is made of it."""
+"""A connection whose handshake is done, and the requirements of the link that is made of it."""
 
 from __future__ import annotations
 

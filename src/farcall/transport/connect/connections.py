@@ -181,7 +181,7 @@ class Connections(Generic[L]):
             if link.peer.incarnation != incarnation:
                 raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")
             return link
-        except LinkError as error:  # if it was late, what is known of its silence is kept
+        except LinkError as error:  # if it was late, the record of its silence is kept
             logger.debug("%s: no link to %r: %s", self.me.name, worker.name, error)
             with self._lock:
                 if self._diallers.get(incarnation) is dialler:
@@ -230,7 +230,7 @@ class Connections(Generic[L]):
         )
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
-        # Over loopback the memory is what is slow, and several connections make it slower.
+        # Over loopback the memory is the bottleneck, and several connections make it slower.
         if self._listening.streams is not None:
             return True
         return not (worker.host and worker.host == self.me.host) and not addresses.is_loopback(sock)
@@ -385,7 +385,7 @@ class Connections(Generic[L]):
             return [link for link in self._links if link.peer.incarnation == incarnation]
 
     def on_peer_lost(self, incarnation: int) -> None:
-        """Drop what is known of a lost incarnation, but for the links that there are."""
+        """Drop all knowledge of a lost incarnation, but for the links that there are."""
         with self._lock:
             dialler = self._diallers.get(incarnation)
             if dialler is not None and dialler.is_idle:

@@ -1,8 +1,8 @@
 """One side of a handshake without I/O: it is given bytes, and says what to send and what it wants.
 
 A *script* is a generator. It yields how many bytes it takes next, at most, and is sent some of
-these: at least one, or none if the peer has closed the connection. So whoever drives it never reads
-a byte beyond the handshake. It yields 0 when the peer is proven and what follows may block: the
+these: at least one, or none if the peer has closed the connection. So its driver never reads a byte
+beyond the handshake. It yields 0 when the peer is proven and what follows may block: the
 driver sends b"" when that may happen.
 
 The acceptor drives many conversations in one thread; `drive` is for a thread that may block.
@@ -78,8 +78,8 @@ class Wire:
     """The bytes to and from the connection itself.
 
     Attributes:
-        outgoing: what is to be sent.
-        ahead: what was read and not used yet.
+        outgoing: bytes to be sent.
+        ahead: bytes that were read and not used yet.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Channel:
         self.is_trusted = False
 
     def send(self, message: Message) -> bytes:
-        """Have a message sent; its bytes, as they are part of what is proven."""
+        """Have a message sent; return its bytes, which are part of the proof."""
         data = encode_msgpack(message)
         if len(data) > LIMIT:
             raise LinkError(f"this worker's own {type(message).__name__} is over {LIMIT} bytes")
@@ -212,7 +212,7 @@ class Conversation(Generic[T]):
         self._step(b"")
 
     def take(self) -> bytes:
-        """Return what is to be sent, and forget it."""
+        """Return the bytes to be sent, and drop them here."""
         data = bytes(self._channel.wire.outgoing)
         self._channel.wire.outgoing.clear()
         return data
@@ -254,7 +254,7 @@ def drive(sock: socket.socket, conversation: Conversation[T], deadline: float) -
     Blocks the calling thread.
 
     Args:
-        sock: a connected stream socket that nobody else reads or writes meanwhile.
+        sock: a connected stream socket that no other thread reads or writes meanwhile.
         conversation: with the peer at the other end.
         deadline: on `time.monotonic()`, in seconds; bounds the whole handshake.
 
@@ -316,9 +316,9 @@ def _limit_time(sock: socket.socket, deadline: float) -> None:
 
 
 def _part(sock: socket.socket, deadline: float) -> None:
-    """Let the peer read what was said last before the connection is closed.
+    """Let the peer read the last message before the connection is closed.
 
-    A connection that is closed with something unread is reset, and what was sent last is lost.
+    A connection that is closed with something unread is reset, and the last message is lost.
     """
     try:
         sock.shutdown(socket.SHUT_WR)

@@ -2,7 +2,7 @@
 
 Over TCP both kinds end in certificates, for TLS 1.3 in both directions. Of a secret HKDF makes the
 key of a certificate authority, the same in every process that knows the secret, and each process
-makes itself a certificate under that authority. So whoever has a certificate that is accepted knows
+makes itself a certificate under that authority. So a peer with a certificate that is accepted knows
 the secret. The keys of connections are exchanged as in all of TLS 1.3: recorded traffic stays
 closed if the secret becomes known later. The proofs of `handshake.py` come on top, and are all
 there is over Unix sockets.
@@ -79,10 +79,10 @@ class Certificates(Protocol):
         """Return what a new connection uses."""
 
     def refused(self, verify_code: int, message: str) -> str:
-        """Return what is wrong with the peer's certificate, and what to do about it."""
+        """Return the fault of the peer's certificate, and its remedy."""
 
     def refused_by_peer(self, alert: str) -> str:
-        """Return what is wrong with ours, given the alert that came back."""
+        """Return the fault of ours, given the alert that came back."""
 
 
 def shown_as_it_is(me: Identity) -> Identity:
@@ -138,7 +138,7 @@ class LinkCredentials:
             _ = self._over_tcp
 
     def over(self, sock: socket.socket) -> Terms:
-        """Return what is required on a connection. Unix sockets stay within a user's processes."""
+        """Return the terms of a connection. Unix sockets stay within a user's processes."""
         return self._over_unix if is_unix(sock) else self._over_tcp
 
     @cached_property
@@ -176,7 +176,7 @@ class Renewed(Generic[T]):
     Args:
         config: names the files.
         purpose: what that is for, as the log says it.
-        make: makes it of what is in the files: certificate, key and authorities.
+        make: makes it of the content of the files: certificate, key and authorities.
 
     Raises:
         ValueError: the files can't be used, or `make` says so.
@@ -195,7 +195,7 @@ class Renewed(Generic[T]):
         self._made = self._make_of(files)
 
     def get(self) -> T:
-        """Return what is made of the files as they are now; of the former ones if they are bad."""
+        """Return the product of the files as they are now; of the former ones if they are bad."""
         with self._lock:
             said = self._look()
             made = self._made
@@ -349,7 +349,7 @@ def _context(
 
 
 def refuse_passphrase() -> NoReturn:
-    """Raise ValueError: nobody is there to type one."""
+    """Raise ValueError: no person is there to type one."""
     raise ValueError("the key of TlsConfig has a passphrase: store it without one, for you alone")
 
 

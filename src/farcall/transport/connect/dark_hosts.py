@@ -106,7 +106,7 @@ class _State(NamedTuple):
 
 
 def _ask(connection: _Connection) -> _State | None:
-    """The kernel's state of a connection; None if it has ended."""
+    """Return the kernel's state of a connection; None if it has ended."""
     try:
         sock = socket.socket(fileno=connection.fd)
     except OSError:
@@ -201,7 +201,7 @@ class HostWatch(Generic[L]):
                 watched = [(link, list(ones)) for link, ones in self._watched.items()]
             now = time.monotonic()
             if now - last > _SKIPPED_TICKS * tick:
-                # What was unacknowledged before need not be what is now.
+                # The bytes that were unacknowledged before may be others than now.
                 for _, ones in watched:
                     for one in ones:
                         one.silent_since = None

@@ -162,15 +162,15 @@ class Ways:
         self.urls = [url for url in worker.addresses if self._may_try(url)]
 
     def addresses(self) -> list[Address]:
-        """The addresses for the machine. A Unix name is the worker's alone."""
+        """Return the addresses for the machine. A Unix name is the worker's alone."""
         return [Address(url, url.startswith(UNIX)) for url in self.urls]
 
     def _may_try(self, url: str) -> bool:
         """Return whether an address is a way that may be taken, and can lead to that worker.
 
         Both kinds of addresses that name this host are free on it if the worker runs elsewhere:
-        whoever has seen them in the rendezvous could listen there, and be taken for that worker, or
-        refuse in its place.
+        an observer of the rendezvous could listen there, and be taken for that worker, or refuse in
+        its place.
         """
         if url.startswith(UNIX):
             return self._listening.uses_unix and not self._elsewhere
@@ -237,7 +237,7 @@ class Dialler(Generic[T]):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody dials now."""
+        """Return whether no thread dials now."""
         return self._machine.is_idle
 
     def reach(self, deadline: float, talk: Callable[[Dialled], T]) -> T:
@@ -287,7 +287,7 @@ class Dialler(Generic[T]):
     def _wait(self, caller: object, until: float, deadline: float) -> Instruction:
         with self._changed:
             step = self._machine.woke(caller, time.monotonic(), deadline)
-            if isinstance(step, Wait):  # nobody has ended in between
+            if isinstance(step, Wait):  # no caller has ended in between
                 self._changed.wait(seconds_until(until))
                 step = self._machine.woke(caller, time.monotonic(), deadline)
             return step
@@ -356,12 +356,12 @@ def failure_of(error: OSError) -> Failure:
 def failure_of_handshake(error: OSError) -> Failure:
     """Return what it says of a worker that a handshake over a connection failed so."""
     if isinstance(error, NotHere | BadFrame):
-        return Failure.ABSENT  # somebody else has the address now
+        return Failure.ABSENT  # another process has the address now
     if isinstance(error, LinkError) and not isinstance(error, Unfinished):
         return Failure.REFUSED
     return Failure.HANDSHAKE_UNFINISHED
 
 
 def _reason(error: OSError) -> str:
-    # The system's timeout and ours are the same to whoever reads of it; either may be the first.
+    # The system's timeout and ours are the same to a reader; either may be the first.
     return "no answer in time" if isinstance(error, TimeoutError) else str(error)

@@ -1,4 +1,4 @@
-"""Somebody who dials in: our side of the handshake, and what was decided about it on the way."""
+"""A process that dials in: our side of the handshake, and the decisions about it on the way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Guest:
 
     Args:
         me: what to say of ourselves.
-        terms: what is required of it, and shown.
+        terms: the credential that is required of it, and shown.
         listening: whom to let in.
         joinable: the links that it may join.
         fd: the descriptor of the connection.
@@ -99,6 +99,6 @@ class Guest:
             raise Unfinished(f"worker {peer.name!r} has {links} links to this one already")
 
     def turn_away(self) -> None:
-        """No link comes of it: let nobody wait for that."""
+        """Let no thread wait for a link: none comes of it."""
         if self.expects:
             self._joinable.failed(self.expects)

@@ -116,7 +116,7 @@ def connect(
     Blocks the calling thread; safe in any thread, one handshake per socket.
 
     Args:
-        sock: a connected stream socket that nobody else reads or writes meanwhile.
+        sock: a connected stream socket that no other thread reads or writes meanwhile.
         me: this worker, and which meeting with the peer it is ready for.
         terms: what both sides prove themselves with.
         expects: incarnation that must answer; 0 for anyone.

@@ -17,7 +17,7 @@ def hkdf(secret: bytes, length: int, *, info: bytes, salt: bytes = b"") -> bytes
     used for the first time, than the rest of the start.
 
     Args:
-        secret: what nobody else knows; the RFC's input keying material.
+        secret: known to no other party; the RFC's input keying material.
         length: in bytes, up to 8160.
         info: what the key is for.
         salt: random or not, secret or not; the empty one is as good as none.

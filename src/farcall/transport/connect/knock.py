@@ -1,7 +1,7 @@
 """The first bytes of a dialler over TCP where there is a secret, which cost an acceptor one HMAC.
 
 TLS costs it a hundred times as much, which a flood of strangers must not get it to spend. A knock
-is no proof: whoever sees one on its path may repeat it, and has gained a handshake of TLS.
+is no proof: an observer on its path may repeat it, and has gained a handshake of TLS.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ LENGTH = len(MAGIC) + _NONCE + _MAC
 
 
 def knock(secret: bytes) -> bytes:
-    """Return a knock of somebody who knows the secret. It is another one each time."""
+    """Return a knock, which proves that the secret is known. It is another one each time."""
     nonce = secrets.token_bytes(_NONCE)
     return MAGIC + nonce + _mac(secret, nonce)
 
 
 def is_knock(beginning: bytes) -> bool:
-    """Return whether the first bytes of a connection begin a knock, whoever made it."""
+    """Return whether the first bytes of a connection begin a knock, of any maker."""
     return beginning.startswith(MAGIC)
 
 
 def is_right(secret: bytes, data: bytes) -> bool:
-    """Return whether a knock was made by somebody who knows the secret."""
+    """Return whether a knock was made with the secret."""
     start = len(MAGIC) + _NONCE
     return hmac.compare_digest(data[start:], _mac(secret, data[len(MAGIC) : start]))
 

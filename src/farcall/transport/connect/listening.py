@@ -19,15 +19,15 @@ Answer = Callable[[socket.socket, Keys | None], None]
 
 
 def admit_all(name: str, incarnation: int, meeting: int) -> None:
-    """Refuse nobody."""
+    """Refuse no peer."""
 
 
 def vouch_for_all(identity: Identity) -> None:
-    """Ask nobody for a sign of the group."""
+    """Ask no peer for a sign of the group."""
 
 
 def first_meeting(incarnation: int) -> int:
-    """Return the number of the first meeting: nobody is lost."""
+    """Return the number of the first meeting: no peer is lost."""
     return 0
 
 

@@ -136,6 +136,6 @@ class StreamRegistry(Generic[L]):
             found.link.set_exception(LinkError("the link that it joins could not be opened"))
 
     def discard(self, link: L) -> None:
-        """Let nobody join a link any more: it has ended."""
+        """Let no stream join a link any more: it has ended."""
         with self._lock:
             self._expected.pop(self._names.pop(link, b""), None)

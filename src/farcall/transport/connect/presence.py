@@ -46,9 +46,9 @@ def is_gone(
 ) -> bool:
     """Return whether that incarnation is at none of its addresses any more.
 
-    It is gone if each of them refuses, or somebody else answers there, or if for
+    It is gone if each of them refuses, or another process answers there, or if for
     `Listening.dead_host_timeout` seconds no address has given a connection. A process that can't
-    show our group's credential is somebody else. When in doubt the worker is there: so is one that
+    show our group's credential is another one. When in doubt the worker is there: so is one that
     is stopped, or that refuses us where there is no credential. Blocks the calling thread.
 
     Args:

@@ -1,6 +1,6 @@
 """Connecting over TCP to a host that may be too busy to take the first attempt.
 
-A listener whose queue is full drops whoever comes, and the system asks again after one second, then
+A listener whose queue is full drops each newcomer, and the system asks again after one second, then
 after two more, then after four. Under a flood each question has the same chance, so we ask more
 often: by further connections, of which the first that is made is kept.
 """

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def is_tls(beginning: bytes) -> bool:
-    """Return whether somebody who connected begins with a handshake of TLS."""
+    """Return whether a connection begins with a handshake of TLS."""
     # A message in plain that is so long would have a zero in the third place.
     return beginning[:2] == b"\x16\x03" and beginning[2] != 0
 

@@ -23,7 +23,7 @@ class Versions:
         self._compared: set[int] = set()
 
     def discard(self, incarnation: int) -> None:
-        """Drop what is known of a peer that is gone."""
+        """Drop all knowledge of a peer that is gone."""
         with self._lock:
             self._compared.discard(incarnation)
 

@@ -1,8 +1,8 @@
 """Connections that were accepted and have proven nothing yet: what they may cost.
 
-They are few, and have little time. Whoever holds the credential needs two or three round trips; a
+They are few, and have little time. A holder of the credential needs two or three round trips; a
 stranger may stay for `HELLO_SECONDS`, and then only as long as no newer one wants its place. So a
-flood of strangers costs a bounded amount, and keeps nobody out who is quicker than the flood.
+flood of strangers costs a bounded amount, and keeps no peer out that is quicker than the flood.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class SocketLink:
             self._poller.modify(self.fd, read | WRITE if self._has_residue else read)
 
     def write_residue(self) -> None:
-        """The endpoint's `next` saw that the socket takes bytes again."""
+        """Write the rest: the endpoint's `next` saw that the socket takes bytes again."""
         if not self._has_residue:
             return
         try:
