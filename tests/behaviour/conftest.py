@@ -25,6 +25,7 @@ ON_PROCESS_GROUPS = {
     "lost_peers",
     "shutdown",
     "bounded_requests",
+    "policies",
 }
 
 
