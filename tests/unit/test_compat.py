@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+from beginnings import Beginning
 from patience import PATIENCE
 
 SNAPSHOT = """
@@ -49,12 +50,17 @@ def changes(before):
     )
 """
 
+BEGINNING = Beginning(SNAPSHOT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beginning() -> Iterator[None]:
+    yield
+    BEGINNING.end()
+
 
 def run(program: str) -> object:
-    command = [sys.executable, "-W", "ignore", "-c", SNAPSHOT + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return BEGINNING.run(program)
 
 
 def test_importing_farcall_changes_nothing_in_torch() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from beginnings import Beginning
 
 from farcall.compat.imports import ImportHook
 
-SECONDS = 300
 # Of what nobody asked for. torch.distributed.optim alone imports 600 modules.
 LATER = (
     "torch.distributed.optim",
@@ -28,12 +26,17 @@ LATER = (
     "farcall.testing",
 )
 
+BEGINNING = Beginning("import json, sys, torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beginning() -> Iterator[None]:
+    yield
+    BEGINNING.end()
+
 
 def run(program: str) -> object:
-    command = [sys.executable, "-W", "ignore", "-c", "import json, sys, torch\n" + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return BEGINNING.run(program)
 
 
 INSTALL = "import farcall.compat; farcall.compat.install()\n"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Iterator
 
-SECONDS = 300
+import pytest
+from beginnings import Beginning
 
 BEFORE = """
 import importlib, json, sys
@@ -25,12 +24,17 @@ import torch.distributed.rpc as rpc
 OURS = {name: get(name) for name in NAMES}
 """
 
+BEGINNING = Beginning(BEFORE)
 
-def run(program: str, before: str = BEFORE) -> object:
-    command = [sys.executable, "-W", "ignore", "-c", before + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+@pytest.fixture(scope="module", autouse=True)
+def beginning() -> Iterator[None]:
+    yield
+    BEGINNING.end()
+
+
+def run(program: str) -> object:
+    return BEGINNING.run(program)
 
 
 def test_no_name_is_missing() -> None:
