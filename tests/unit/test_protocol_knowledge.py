@@ -147,6 +147,7 @@ def test_worker_is_asked_again_if_it_may_answer_then(failure: Failed) -> None:
     driver.answer(Hear, Answer())
     driver.answer(Adopt, failure)
     assert driver.has_started == (failure is STAYS)
+    assert not driver.answer(Adopt, Answer())  # not before a while has passed
     driver.wait()
     assert bool(driver.answer(Adopt, Answer())) == (failure is PASSES)
     driver.answer(Hear, Answer())
@@ -243,3 +244,30 @@ def test_killed_object_is_told_to_the_keepers_and_outdated_ones_are_dropped() ->
     driver.carry_out()
     assert DropObjects(["first"]) in driver.others
     assert [one.to for one in driver.asked if isinstance(one.question, TellKilled)] == ["w0", "w1"]
+
+
+def test_successor_that_can_not_keep_the_plan_is_passed_over() -> None:
+    driver = Driver(2, worker(1), state=running((0,)))
+    driver.machine.hear(running((0,)), PLAN)
+    driver.carry_out()
+    for _ in range(2):  # with the references, and without them
+        assert driver.answer(Adopt, STAYS) == ["w1"]
+    assert driver.machine.leading is not None
+
+
+def test_successor_that_was_not_reached_is_asked_again() -> None:
+    driver = Driver(2, worker(1), state=running((0,)))
+    driver.machine.hear(running((0,)), PLAN)
+    driver.carry_out()
+    for _ in range(2):
+        assert driver.answer(Adopt, PASSES) == ["w1"]
+    assert not driver.answer(Adopt, Answer())
+    driver.wait()
+    assert driver.answer(Adopt, Answer()) == ["w1"]
+
+
+def test_worker_without_the_plan_tells_the_next_one() -> None:
+    driver = Driver(1, worker(2), state=running((0,)))
+    driver.machine.hear(running((0,)))
+    driver.carry_out()
+    assert driver.answer(Hear, Answer()) == ["w2"]

@@ -10,6 +10,7 @@
     look: a worker was met again   tells that one of the state here, and hears of the one there
     look: the supervisor is gone   asks the successor for its last state, and hands on the plan
     the successor can't keep it    takes the next one for the successor
+    ... which is this worker       asks and tells the next one
     look: an owner was met again   asks that one for a usable reference to the object
     a user kills an object here    tells the keepers
 
@@ -168,7 +169,9 @@ class Knowledge:
     def look(self) -> None:
         """Look who is there: a worker has come or gone, or there is news."""
         state, me, others = self.state, self._around.me, self._around.others()
-        able = [one for one in (me, *others) if one.meeting not in self._unable]
+        able = [one for one in others if one.meeting not in self._unable]
+        if self.plan is not None or not able:
+            able.append(me)
         first = successor(state.keepers, [(one.id, one.keeper) for one in able])
         if self.plan is None or first != me.keeper:
             self._retire()

@@ -93,6 +93,7 @@ class Leading:
         self._asked = {me.number: me.meeting}
         self._asked |= {keeper[1]: present[keeper].meeting for keeper in self._keepers}
         self._to_come = 0  # answers of those
+        self._paused: set[int] = set()  # meetings with those that are asked again after a while
         self._heirs: set[int] = set()  # meetings with keepers that know that all run
         self._unable: set[int] = set()  # meetings with workers that can't be keepers
         self._unplaced: dict[int, tuple[int, float]] = {}  # child -> generation, since when
@@ -177,7 +178,8 @@ class Leading:
     def _enlist(self) -> None:
         """Have all that are there keep what is needed to take over."""
         for peer in self._around.others():
-            if self._asked.get(peer.number) != peer.meeting:
+            is_due = peer.meeting not in self._paused
+            if is_due and self._asked.get(peer.number) != peer.meeting:
                 self._asked.pop(peer.number, None)  # it comes last now
                 self._asked[peer.number] = peer.meeting
                 self._to_come += 1
@@ -192,11 +194,16 @@ class Leading:
             self._keepers = sorted(keepers, key=lambda one: order.index(one[1]))
         elif answer.may_pass:
             self._asked.pop(peer.number, None)
+            self._paused.add(peer.meeting)
             self._keepers = [one for one in self._keepers if one != peer.keeper]
-            self._after(AGAIN_SECONDS, self.look)
+            self._after(AGAIN_SECONDS, self._adopt_again, peer)
         else:
             self._unable.add(peer.meeting)
         self._tell()
+
+    def _adopt_again(self, peer: Present) -> None:
+        self._paused.discard(peer.meeting)
+        self.look()
 
     def _hear(self, answer: Answer) -> None:
         """Hear of a state that counts at another worker, or of what that does not have."""
