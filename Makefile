@@ -267,7 +267,7 @@ wheel: $(INSTALLED) $(WHEEL_TOOLS)/.made ## Build the wheel for this Python and 
 	  *) cp build/wheel/*.whl dist/ ;; \
 	esac
 
-matrix: ## Install into fresh environments of each Python and torch. Options: MATRIX_ARGS=--short
+matrix: ## Install into fresh environments of each Python and torch. Options: MATRIX_ARGS="--short --without-cuda"
 	$(PYTHON) tests/matrix.py $(MATRIX_ARGS)
 
 audit: $(TOOLS)/.made ## Ask a database of vulnerabilities about requirements/*.txt. Needs the network.

@@ -25,7 +25,7 @@ SLOW = (
     "supervision_sim telemetry termination_sim thread_stacks tls_handshake unsendable_texts"
 )
 STARTS_PROCESSES = (
-    "addresses compat compat_imports compat_names exports extras hardening heap "
+    "addresses compat compat_imports compat_names cuda_stubs exports extras hardening heap "
     "hostile_reports make openmp surface thread_starts"
 )
 OPENS_SOCKETS = "doctor endpoints event_loops reachability"

@@ -1,7 +1,8 @@
 """Install the wheel into fresh environments, one per Python and torch, and run README's example.
 
 Each environment has no compiler in its PATH. Prints a table for README.md: the seconds of the
-example, or why a cell could not be had. `make matrix` runs it; `--short` takes one cell.
+example, or why a cell could not be had. `make matrix` runs it; `--short` takes one cell, and with
+`--without-cuda` no packages of CUDA are installed (`tests/cuda_stubs.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from cuda_stubs import do_without_cuda
+
 ROOT = Path(__file__).parents[1]
+# The last one is not claimed: no machine of the project has had it yet.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TORCHES = ("2.6.0", "2.9.1", "2.13.0", "2.14.1")
+TORCHES = ("2.6.0", "2.9.1", "2.13.0", "2.14.1", "2.15.0")
 EXPECTED = "tensor([4., 4.])\n[('e', 2)]\n"
 INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
 
@@ -98,7 +102,9 @@ def timed_example(python: Path, **environment: str) -> str:
     return f"{seconds:.1f} s"
 
 
-def try_cell(python: str, torch: str, folder: Path, built: Path | None = None) -> str:
+def try_cell(
+    python: str, torch: str, folder: Path, built: Path | None = None, without_cuda: bool = False
+) -> str:
     """Install into a fresh environment without a compiler and run the example.
 
     Args:
@@ -106,6 +112,7 @@ def try_cell(python: str, torch: str, folder: Path, built: Path | None = None) -
         torch: version, such as 2.13.0.
         folder: for wheels and the environment, which is deleted afterwards.
         built: the wheel; built here if None.
+        without_cuda: whether stubs take the place of CUDA's packages.
 
     Returns:
         What the table shows.
@@ -121,6 +128,9 @@ def try_cell(python: str, torch: str, folder: Path, built: Path | None = None) -
     try:
         own = place / "bin/python"
         alone = {"PATH": str(place / "bin"), "CXX": "/bin/false"}
+        if without_cuda:
+            run(own, *INSTALL, "--no-deps", f"torch=={torch}", **alone)
+            do_without_cuda(next(place.glob("lib/python*/site-packages")))
         run(own, *INSTALL, f"torch=={torch}", wheel, **alone)
         return timed_example(own, **alone)
     finally:
@@ -135,6 +145,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="this Python, the torch of CI")
     parser.add_argument("--wheel", type=Path, help="a wheel that is there, for one Python")
     parser.add_argument("--here", action="store_true", help="run the example in this environment")
+    parser.add_argument("--without-cuda", action="store_true", help="stubs, not CUDA's packages")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/matrix")
     options = parser.parse_args()
     pythons, torches = options.pythons.split(","), options.torches.split(",")
@@ -151,7 +162,9 @@ def main() -> int:
         cells = []
         for torch in torches:
             try:
-                cells.append(try_cell(python, torch, options.folder, options.wheel))
+                cells.append(
+                    try_cell(python, torch, options.folder, options.wheel, options.without_cuda)
+                )
                 worked += 1
             except Missing as missing:
                 cells.append(f"not had: {missing}")
