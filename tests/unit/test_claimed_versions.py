@@ -16,7 +16,8 @@ def test_claimed_pythons_have_wheels_and_are_tried() -> None:
     found = (re.fullmatch(r".*:: (3\.\d+)", line) for line in PROJECT["project"]["classifiers"])
     claimed = [match[1] for match in found if match]
     built = [f"3.{name[3:-2]}" for name in PROJECT["tool"]["cibuildwheel"]["build"]]
-    assert claimed == built == list(PYTHONS)
+    assert claimed == built
+    assert set(claimed) <= set(PYTHONS)
     assert PROJECT["project"]["requires-python"] == f">={claimed[0]}"
 
 

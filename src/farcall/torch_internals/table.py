@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-OLDEST, NEWEST = "2.6.0", "2.14.1"
+OLDEST, NEWEST = "2.6.0", "2.15.0"
 
 
 class Kind(Enum):
