@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE
 
 from farcall.runtime.threads import thread_stacks
 from farcall.runtime.threads.thread_stacks import current_frames
+
+SOURCES = Path(thread_stacks.__file__).parents[2]
 
 # With `sys._current_frames` itself, Python 3.11.7 stops in the first hundred or so.
 PROGRAM = """
@@ -38,6 +42,71 @@ for thread in threads:
     thread.join()
 """
 
+# The function of a frame returns, and its thread ends, in one of the collections that a look at the
+# frame makes. With `frame.f_back` itself, Python 3.11.7 ends by SIGSEGV.
+LOOKS = """
+import gc, threading
+from farcall.runtime.threads.thread_stacks import caller_of, current_frames, variables_of
+
+def outer():
+    inner()
+
+def inner():
+    values = [object() for _ in range(100)]
+    arrived.set()
+    over.wait()
+
+def end(phase, _):
+    global collections
+    collections += phase == "start"
+    if collections == number and not over.is_set():
+        over.set()
+        thread.join()
+
+usual = gc.get_threshold()
+gc.callbacks.append(end)
+for number in range(1, 20):
+    arrived, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=outer)
+    thread.start()
+    arrived.wait()
+    frame = current_frames()[thread.ident]
+    while frame.f_code is not inner.__code__:
+        frame = caller_of(frame)
+    collections = 0
+    gc.set_threshold(1)
+    LOOK
+    gc.set_threshold(*usual)
+    over.set()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("look", ["caller_of(frame)", "variables_of(frame)"])
+def test_function_returns_while_its_frame_is_looked_at(look: str) -> None:
+    program = LOOKS.replace("LOOK", look)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between instructions only")
+def test_no_collection_starts_in_a_look() -> None:
+    assert thread_stacks._uncollected(gc.get_threshold)[0] == 0
+
+
+def test_no_other_module_looks_at_frames_of_other_threads() -> None:
+    """Find each module that gets them, and each raw use of a frame in it."""
+    raw = {"f_back", "f_locals", "_current_frames"}
+    found = []
+    for path in SOURCES.rglob("*.py"):
+        text = path.read_text("utf-8")
+        looks = "current_frames" in text and path.name != "thread_stacks.py"
+        found += [
+            f"{path}:{node.lineno}: take a function of thread_stacks.py"
+            for node in (ast.walk(ast.parse(text)) if looks else ())
+            if isinstance(node, ast.Attribute) and node.attr in raw
+        ]
+    assert found == []
+
 
 def test_threads_begin_and_end_while_all_are_looked_at():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=PATIENCE)
@@ -59,7 +128,7 @@ def test_frames_are_those_of_all_threads():
         over.set()
         thread.join()
     assert codes.keys() >= {thread.ident, threading.get_ident()}
-    assert codes[threading.get_ident()] is current_frames.__code__
+    assert codes[threading.get_ident()] is thread_stacks._uncollected.__code__
 
 
 @pytest.mark.parametrize("fails", [False, True])

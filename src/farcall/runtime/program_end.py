@@ -17,7 +17,7 @@ from typing import Any
 
 from farcall.log import get_logger
 from farcall.runtime.calls.server_call import ServerCall
-from farcall.runtime.threads.thread_stacks import current_frames
+from farcall.runtime.threads.thread_stacks import caller_of, current_frames, variables_of
 from farcall.threads import FarcallThread
 
 logger = get_logger("farcall")
@@ -52,8 +52,8 @@ def _call_served(innermost: FrameType) -> str:
     """Return the call that a thread serves, and where it is now; nothing, if it serves none."""
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code is not _SERVES:
-        frame = frame.f_back
-    job = None if frame is None else frame.f_locals.get("self")
+        frame = caller_of(frame)
+    job = None if frame is None else variables_of(frame).get("self")
     if not isinstance(job, ServerCall):
         return ""
     where = f"{innermost.f_code.co_filename}:{innermost.f_lineno}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import linecache
-import sys
 import sysconfig
 import threading
 import time
@@ -27,6 +26,7 @@ from farcall.runtime.inspection.reports import (
 )
 from farcall.runtime.membership.lookup import EVERYBODY, Lookup
 from farcall.runtime.membership.roster import Roster
+from farcall.runtime.threads.thread_stacks import caller_of, current_frames, variables_of
 from farcall.serde import is_own
 
 MOST_FRAMES = 100
@@ -67,7 +67,7 @@ def look() -> list[Seen]:
     threads = {thread.ident: thread for thread in threading.enumerate()}
     me = threading.get_ident()
     seen = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         if ident == me:
             continue
         thread = threads.get(ident)
@@ -135,7 +135,7 @@ def _loop(frames: list[FrameType]) -> LoopReport | None:
     turn = codes.index(_LOOPS) if _LOOPS in codes else 0
     if not turn or codes[turn - 1] is not _CALLS_BACK:
         return None
-    variables = frames[turn].f_locals
+    variables = variables_of(frames[turn])
     # A turn notes the time when it has looked for events, and then calls all that are ready.
     loop, looked = variables.get("self"), variables.get("end_time")
     if loop is None or looked is None:
@@ -158,7 +158,7 @@ def _is_users(handle: Any, own: object) -> bool:
 def _frames_of(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
-        frame = frame.f_back
+        frame = caller_of(frame)
 
 
 def _awaited(frames: list[FrameType]) -> WaitReport | None:
@@ -180,7 +180,7 @@ def _innermost(frames: list[FrameType], code: CodeType, variable: str) -> Any:
     """Return what the innermost frame of a function has in a variable."""
     for frame in frames:
         if frame.f_code is code:
-            return frame.f_locals.get(variable)
+            return variables_of(frame).get(variable)
     return None
 
 
