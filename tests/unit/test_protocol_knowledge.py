@@ -234,6 +234,23 @@ def test_end_is_told_once_to_those_that_may_not_have_heard() -> None:
     assert [one.to for one in driver.asked] == ["w1"]
 
 
+@pytest.mark.parametrize(("me", "told"), [(1, ["w2"]), (2, [])])
+def test_successor_tells_keepers_of_an_end_whose_supervisor_has_died(
+    me: int, told: list[str]
+) -> None:
+    """Seed 326870: one keeper had asked another, before that one heard of the end."""
+    rest = [worker(number) for number in (1, 2, 3) if number != me]
+    driver = Driver(me, worker(0), *rest, state=running((0, 1, 2)))
+    driver.machine.hear(running((0, 1, 2))._replace(version=2, given_up="why"))
+    driver.carry_out()
+    assert [one.to for one in driver.asked] == ["w3"]
+    driver.around.there = rest
+    for _ in range(2):
+        driver.machine.look()
+        driver.carry_out()
+    assert [one.to for one in driver.asked[1:]] == told
+
+
 def test_killed_object_is_told_to_the_keepers_and_outdated_ones_are_dropped() -> None:
     driver = Driver(0, worker(1), state=running((0, 1)))
     edition = driver.machine.state.children[0].edition

@@ -5,6 +5,7 @@
     begin, on the user's behalf    leads
     hear of a state                takes it if it counts; drops objects that it does not have
     ... in which all is over       forgets the plan and the snapshots, and tells others once
+    ... and its supervisor dies    tells the other keepers, if it would be the successor
     look: it is the successor      leads, in a term of its own, if it has the plan
     look: it is not                leads no more
     look: a worker was met again   tells that one of the state here, and hears of the one there
@@ -76,6 +77,7 @@ class Knowledge:
         self._editions = editions
         self._heard_at = around.now()
         self._has_ended = False
+        self._has_told_keepers = False  # of the end, since its supervisor has died
         self._asked: dict[int, int] = {}  # child -> meeting with the owner that was asked for it
         # The term of a supervisor that is gone, and the successor that was asked for its last news.
         self._consulted: tuple[Term | None, Keeper | None] = (None, None)
@@ -185,6 +187,7 @@ class Knowledge:
         else:
             self._ask_owners(others)
             self._consult(first, others)
+            self._tell_keepers(others)
 
     def fail_start(self, error: Exception) -> None:
         """Give up, unless it has started."""
@@ -280,6 +283,22 @@ class Knowledge:
         for peer in self._around.others():
             if to_keepers or peer.keeper not in state.keepers:
                 self._to_do.append(Ask(peer.name, Hear(state, passes_on=to_keepers), None))
+
+    def _tell_keepers(self, others: list[Present]) -> None:
+        """Tell all keepers of the end, if its supervisor died, perhaps while it told them.
+
+        One that has not heard of it asks this worker, and may have asked before this one had heard.
+        """
+        state, me = self.state, self._around.me
+        there = [(one.id, one.keeper) for one in (me, *others)]
+        is_gone = all(keeper != state.keepers[0] for _, keeper in there)
+        if not state.is_over or not is_gone or self._has_told_keepers:
+            return
+        if successor(state.keepers, there) == me.keeper:
+            self._has_told_keepers = True
+            for peer in others:
+                if peer.keeper in state.keepers:
+                    self._to_do.append(Ask(peer.name, Hear(state), None))
 
     def _on_news(self, answer: Answer | Failed) -> None:
         if isinstance(answer, Answer) and answer.other is not None:

@@ -125,7 +125,7 @@ class _SupervisionSchedule(Schedule):
         if random.random() < 0.1:
             self._input(random.uniform(0.0, 0.5 + calm), partial(self._end, first))
         dies_at_start = random.random() < 0.2
-        self._dies_at_start = self._inputs + 1 if self._happens() and dies_at_start else 0
+        self._dies_at_start = self._inputs if self._happens() and dies_at_start else 0
         if random.random() < 0.1:  # its user waits no longer
             self._input(random.uniform(0.0, end), self._give_up)
         agenda.at(end + QUIET, self._nobody, self._take_no_more)
