@@ -93,6 +93,31 @@ def test_another_host_runs_nothing_on_a_worker_without_settings(
         assert victim.run(call, "w0", operator.add, 1, 2) == 3
 
 
+def test_another_host_without_the_secret_takes_no_more_than_its_budget(
+    crew: Crew, transport: str, trap: Path
+) -> None:
+    with network() as net:
+        environment = {"FARCALL_TRANSPORTS": transport, "FARCALL_SECRET": honest.SECRET}
+        victim = crew.member("w0", **environment)
+        victim.run(enter, net.b)
+        host = net.addresses[net.b]
+        victim.run(join, "w0", 0, 1, crew.init_method, listen=host)
+        descriptors, threads = (
+            victim.run(honest.count_descriptors),
+            victim.run(honest.count_threads),
+        )
+        other = crew.member("stranger")
+        other.run(enter, net.a)
+        address = f"tcp://{host}:{victim.run(honest.tcp_port)}"
+        for _ in range(10):
+            outcomes = other.run(stranger.try_everything, str(trap), [address])
+            assert "ConnectionRefusedError" not in {how for *_, how in outcomes}
+        assert not trap.exists()
+        assert victim.run(honest.count_descriptors) <= descriptors + 8
+        assert victim.run(honest.count_threads) <= threads + 4
+        assert victim.run(call, "w0", operator.add, 1, 2) == 3
+
+
 @pytest.mark.parametrize("path", ["unix", "tcp"])
 def test_stranger_without_the_secret_gets_no_further_than_the_handshake(
     crew: Crew, transport: str, trap: Path, path: str
