@@ -30,14 +30,14 @@ def alone(folder: Path) -> dict[str, str]:
 
 
 def pair(crew: Crew, transport: str, *, environment: dict[str, str] | None = None,
-         **options: Any) -> tuple[Member, Member]:  # fmt: skip
-    """Return w0 and w1 of one group, which have met."""
+         size: int = 2, **options: Any) -> tuple[Member, Member]:  # fmt: skip
+    """Return w0 and w1 of one group, which have met; of one that is open if its size is 0."""
     members = [
         crew.member(f"w{rank}", **{"FARCALL_TRANSPORTS": transport, **(environment or {})})
         for rank in range(2)
     ]
     for rank, member in enumerate(members):
-        member.start(join, member.name, rank, 2, crew.init_method, **options)
+        member.start(join, member.name, rank, size, crew.init_method, **options)
     for member in members:
         member.result()
     return members[0], members[1]

@@ -279,12 +279,15 @@ def test_junk_in_the_store_raises_only_what_is_farcalls(
     assert at_junk[part, size].result() == []
 
 
+@pytest.mark.parametrize("size", [2, 0], ids=["fixed", "open"])
 @pytest.mark.parametrize("secret", [None, honest.SECRET], ids=["stranger", "knows the secret"])
-def test_newcomer_takes_no_place_in_a_fixed_group(
-    crew: Crew, transport: str, secret: str | None, tmp_path: Path
+def test_newcomer_takes_no_place_of_a_worker(
+    crew: Crew, transport: str, secret: str | None, size: int, tmp_path: Path
 ) -> None:
     environment = honest.alone(tmp_path) if secret is None else ENVIRONMENT
-    first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
+    first, second = honest.pair(
+        crew, transport, environment=environment, size=size, listen="127.0.0.1"
+    )
     sessions = []
     for url in first.run(honest.urls):
         if url.startswith("unix:") and secret is None:
