@@ -259,12 +259,19 @@ def ask_for_name(agent: Agent, name: str) -> None:
             raise answer
 
 
+def check_reference(given: object) -> None:
+    """Raise TypeError unless a caller has sent a reference: handlers use the slot that it has."""
+    if not issubclass(type(given), RRef):
+        raise TypeError(f"a reference is needed here, not {type(given).__name__}")
+
+
 @own_handler("the end of an object", checks_itself=True)
 def kill_object(_: str, rref: RRef[Any]) -> None:
     """Handler of `kill`. The reference is not the first argument: so it waits for no turn."""
     only = allowed_now()
     if only is not None:
         only.check("farcall.objects:kill")
+    check_reference(rref)
     _end(rref, _call_being_served().peer.name)
 
 
@@ -295,6 +302,7 @@ def describe_value(_: str, rref: RRef[Any]) -> tuple[type[Any], tuple[str, ...]]
 
     The reference is not the first argument: so it waits for no turn.
     """
+    check_reference(rref)
     value = awaited(rref._place)
     names = () if allowed_now() is not None else tuple(getattr(value, "__dict__", ()))
     return type(value), tuple(name for name in names if name[:1] != "_")

@@ -87,6 +87,11 @@ class Pretender:
 
     is_ready = True
 
+    @property
+    def _place(self) -> object:
+        used.append("asked for its slot")
+        return self
+
     def __call__(self, *args: Any) -> None:
         used.append("called")
 
@@ -304,6 +309,22 @@ def test_object_that_may_arrive_takes_no_place_of_a_reference(start: Start, name
     more = [""] * (len(inspect.signature(handler).parameters) - 1)
     with pytest.raises(Refused, match="without a reference"):
         rpc.rpc_sync("w1", handler, args=(Pretender(), *more))
+    assert used == []
+
+
+def second_is_a_reference(name: str) -> bool:
+    parameters = [*inspect.signature(resolve(name)).parameters.values()]
+    return [one.annotation for one in parameters[1:2]] == ["RRef[Any]"]
+
+
+WITH_REFERENCE = [name for name in call_names._HANDLERS if name and second_is_a_reference(name)]
+
+
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_object_that_may_arrive_is_no_reference(start: Start, name: str) -> None:
+    start(2, policies={"w1": Only([rpc.supervise, rpc.kill], [Pretender])})
+    with pytest.raises(TypeError, match="a reference is needed here, not Pretender"):
+        rpc.rpc_sync("w1", resolve(name), args=("", Pretender()))
     assert used == []
 
 

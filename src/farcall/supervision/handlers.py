@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farcall.objects import ask_for_name
+from farcall.objects import ask_for_name, check_reference
 from farcall.protocol.standing import Edition, Number, State
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
@@ -73,6 +73,7 @@ def make(
 @own_handler("the making of a supervised object", checks_itself=True)
 def wait_until_made(_: str, rref: RRef[Any]) -> Any:
     """Return when a child is made; raise why it could not be. The reference waits for no turn."""
+    check_reference(rref)
     future: Future[None] = Future()
 
     def made(place: ValueSlot) -> None:
