@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -93,3 +94,34 @@ def test_an_error_without_a_text_is_named() -> None:
 def test_what_a_users_error_says_in_the_middle_stays() -> None:
     said = "the mail can't be sent: no address"
     assert reason_of(ValueError(said)) == said
+
+
+async def later() -> int:
+    return 1
+
+
+def one_by_one() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")  # it never runs
+@pytest.mark.parametrize(
+    ("function", "remedy"), [(later, "asyncio.run"), (one_by_one, "send a list")]
+)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_results_that_no_pickler_takes_come_with_a_remedy(
+    function: Callable[[], object], remedy: str, is_inside: bool
+) -> None:
+    called = listed if is_inside else call
+    with cluster(2) as workers, acting_as(workers[0]):
+        with pytest.raises(SerializationError, match=r"cannot pickle '\w+' object; ") as caught:
+            rpc.rpc_sync("w1", called, args=(function,))
+        assert str(caught.value).count(remedy) == 1
+
+
+def call(function: Callable[[], object]) -> object:
+    return function()
+
+
+def listed(function: Callable[[], object]) -> list[object]:
+    return [function()]

@@ -283,6 +283,15 @@ def _names_spawned_main(body: Body) -> bool:
     return _NAMES_SPAWNED_MAIN.search(body) is not None
 
 
+# What Python says of objects that no pickler takes, and what to do about it.
+_REMEDIES = {
+    "cannot pickle 'coroutine' object": "an `async def` does not run on another worker: call "
+    "`asyncio.run` in a function of its own, or return a future (functions.async_execution)",
+    "cannot pickle 'generator' object": "send a list of its items",
+    "cannot pickle 'async_generator' object": "send a list of its items",
+}
+
+
 def reason_of(error: BaseException) -> str:
     """Return why something can't be sent, for a text that says already that it can't.
 
@@ -300,6 +309,8 @@ def reason_of(error: BaseException) -> str:
         text = text.rpartition(UNSENDABLE)[2]
     while text.startswith(UNSENDABLE):
         text = text.removeprefix(UNSENDABLE)
+    if text in _REMEDIES:
+        text = f"{text}; {_REMEDIES[text]}"
     return text or type_name_of(error)
 
 
