@@ -9,8 +9,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from patience import PATIENCE
 
 # Runs the beginning and each program as `python -c` would: in the namespace of `__main__`.
@@ -65,3 +68,14 @@ class Beginning:
         if self._process is not None:
             self._process.communicate(timeout=PATIENCE)
             self._process = None
+
+
+def ends_with_module(beginning: Beginning) -> Any:
+    """Return a fixture for a module's global variable: its process ends with the module's tests."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def end() -> Iterator[None]:
+        yield
+        beginning.end()
+
+    return end

@@ -29,6 +29,25 @@ from farcall.transport.connect.handshake_messages import LENGTH, Refuse
 Connected = Callable[[socket.socket], None]
 
 
+def serve(stack: ExitStack, listener: socket.socket, talk: Connected) -> None:
+    """Do that with each connection, in a thread that ends with the stack."""
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            stack.callback(sock.close)
+            with contextlib.suppress(OSError):  # the other side may have left
+                talk(sock)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    stack.callback(thread.join, PATIENCE)
+    stack.callback(listener.shutdown, socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def stranger() -> Iterator[Callable[[Connected], str]]:
     """Listens at an address, and does that with each connection."""
@@ -36,20 +55,7 @@ def stranger() -> Iterator[Callable[[Connected], str]]:
 
         def listen(talk: Connected) -> str:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-            def serve() -> None:
-                while True:
-                    try:
-                        sock, _ = listener.accept()
-                    except OSError:
-                        return
-                    stack.callback(sock.close)
-                    talk(sock)
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            stack.callback(thread.join, PATIENCE)
-            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+            serve(stack, listener, talk)
             return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
         yield listen
@@ -218,21 +224,7 @@ def taken() -> Iterator[Callable[[Connected], str]]:
             name = f"farcall-{secrets.token_hex(16)}"
             listener.bind(f"\0{name}")
             listener.listen()
-
-            def serve() -> None:
-                while True:
-                    try:
-                        sock, _ = listener.accept()
-                    except OSError:
-                        return
-                    stack.callback(sock.close)
-                    with contextlib.suppress(OSError):  # the other side may have left
-                        talk(sock)
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            stack.callback(thread.join, PATIENCE)
-            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+            serve(stack, listener, talk)
             return f"unix:@{name}"
 
         yield listen

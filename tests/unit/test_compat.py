@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from beginnings import Beginning
+from beginnings import Beginning, ends_with_module
 from patience import PATIENCE
 
 SNAPSHOT = """
@@ -50,17 +49,9 @@ def changes(before):
     )
 """
 
-BEGINNING = Beginning(SNAPSHOT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beginning() -> Iterator[None]:
-    yield
-    BEGINNING.end()
-
-
-def run(program: str) -> object:
-    return BEGINNING.run(program)
+beginning = Beginning(SNAPSHOT)
+run = beginning.run
+end = ends_with_module(beginning)
 
 
 def test_importing_farcall_changes_nothing_in_torch() -> None:

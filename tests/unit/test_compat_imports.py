@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from beginnings import Beginning
+from beginnings import Beginning, ends_with_module
 
 from farcall.compat.imports import ImportHook
 
@@ -26,17 +26,9 @@ LATER = (
     "farcall.testing",
 )
 
-BEGINNING = Beginning("import json, sys, torch")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beginning() -> Iterator[None]:
-    yield
-    BEGINNING.end()
-
-
-def run(program: str) -> object:
-    return BEGINNING.run(program)
+beginning = Beginning("import json, sys, torch")
+run = beginning.run
+end = ends_with_module(beginning)
 
 
 INSTALL = "import farcall.compat; farcall.compat.install()\n"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from beginnings import Beginning
+from beginnings import Beginning, ends_with_module
 
 BEFORE = """
 import importlib, json, sys
@@ -24,17 +21,9 @@ import torch.distributed.rpc as rpc
 OURS = {name: get(name) for name in NAMES}
 """
 
-BEGINNING = Beginning(BEFORE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beginning() -> Iterator[None]:
-    yield
-    BEGINNING.end()
-
-
-def run(program: str) -> object:
-    return BEGINNING.run(program)
+beginning = Beginning(BEFORE)
+run = beginning.run
+end = ends_with_module(beginning)
 
 
 def test_no_name_is_missing() -> None:
