@@ -199,8 +199,8 @@ def test_who_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
 
 WAITS = """
 import signal, sys
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     while True:
         signal.pause()
 except KeyboardInterrupt:

@@ -114,8 +114,8 @@ def test_group_in_a_terminal_has_colours_and_ends_by_ctrl_c(tmp_path: Path) -> N
 
 LAUNCHED = """
 import signal
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     while True:
         signal.pause()
 except KeyboardInterrupt:
