@@ -108,7 +108,10 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
 OF_PROCESSES = tests/process tests/attacks
 HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
+# Compiled first: where PYTHONDONTWRITEBYTECODE is set, as images of containers do, each process of the
+# tests would compile farcall anew, a fifth of its start.
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
+	@$(BIN)/python -m compileall -q src tests benchmarks
 ifeq ($(TEST_ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
@@ -120,6 +123,7 @@ else
 endif
 
 conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
+	@$(BIN)/python -m compileall -q src tests
 	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core,scripted \
 	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)
