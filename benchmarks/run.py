@@ -21,6 +21,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import click
@@ -51,8 +52,8 @@ def measure_rounds(
 ) -> Measured:
     """Measure some rounds, one after the other."""
     all_ = Measured({}, [])
-    for group in round_ * rounds:
-        measured = measure(group, advance, sources)
+    for turn, group in product(range(rounds), round_):
+        measured = measure(group.begun_by_another(turn), advance, sources)
         all_.disagreements.extend(measured.disagreements)
         for case, by_implementation in measured.blocks.items():
             for name, blocks in by_implementation.items():

@@ -57,7 +57,7 @@ with pytest.MonkeyPatch.context() as patch:
     from charts import TITLES
     from keep import HISTORY, keep
     from kept import kept_runs
-    from plans import CASES, DEFAULT, TRAINING, WORLDS
+    from plans import CASES, DEFAULT, TRAINING, WORLDS, groups
     from steps import Agreement, disagreement
     from table import Quartiles, Times, markdown, result_of
     from turns import Blocks, disagreements_in
@@ -297,6 +297,16 @@ def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
     assert list(written["seconds"]) == cases
     for case in cases:
         assert list(written["seconds"][case]) == ["farcall", name]
+
+
+def test_each_implementation_starts_first_in_as_many_rounds() -> None:
+    [group] = groups(["noop", "echo_16mb"], ["farcall", "torch", "before"], None)
+    rounds = [group.begun_by_another(turn).implementations for turn in range(6)]
+    for case, names in group.implementations.items():
+        assert rounds[0][case] == names
+        firsts = [names_of_round[case][0] for names_of_round in rounds]
+        assert sorted(firsts) == sorted(names * (6 // len(names)))
+        assert all(sorted(names_of_round[case]) == sorted(names) for names_of_round in rounds)
 
 
 @linux_only
