@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -112,3 +113,36 @@ class Junk:
 
     def __call__(self, key: str, value: bytes) -> bytes:
         return self._junk if self._part in key else value
+
+
+class Deceive:
+    """Gives at each read of a record something else, the truth among it.
+
+    Args:
+        path: of the file of the store.
+        names: of two workers that are given for each other.
+        swapped: what their records have, their addresses say, each with the other's.
+    """
+
+    def __init__(self, path: str, names: tuple[str, str], swapped: dict[str, str]) -> None:
+        self._draw = random.Random(25)
+        self._others = SwapRecords(path, names)
+        self._swap = Replace(swapped)
+        self._first: dict[str, bytes] = {}
+
+    def __call__(self, key: str, value: bytes) -> bytes:
+        if "name/" not in key and "rank/" not in key:
+            return value
+        first = self._first.setdefault(key, value)
+        at = self._draw.randrange(len(value))
+        flipped = bytes([value[at] ^ 1 << self._draw.randrange(8)])
+        lies = (
+            value,
+            first,
+            self._swap(key, value),
+            self._others(key, value),
+            self._others(key, self._swap(key, value)),
+            value[:at] + flipped + value[at + 1 :],
+            value[:at],
+        )
+        return self._draw.choice(lies)

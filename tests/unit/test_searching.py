@@ -9,7 +9,7 @@ import pytest
 from behaviour.helpers import wait_until
 from patience import PATIENCE
 
-from farcall.errors import AuthenticationFailed, LinkError
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.protocol.worker import Calls
 from farcall.runtime.membership import searching
@@ -62,8 +62,13 @@ def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | 
     wait_until(lambda: reach.attempts == 4 and not search_threads())
 
 
-def test_credential_that_is_none_may_be_renewed(reach: Reach, search: Search) -> None:
-    reach.completion = [AuthenticationFailed("our certificate has expired"), None]
+@pytest.mark.parametrize(
+    "error",
+    [AuthenticationFailed("our certificate has expired"), BadFrame("TLS ended by 'bad record'")],
+    ids=["a credential may be renewed", "a path may alter a handshake"],
+)
+def test_failed_handshake_proves_nothing(reach: Reach, search: Search, error: LinkError) -> None:
+    reach.completion = [error, None]
     search.begin(PEER, times_met=0)
     wait_until(lambda: reach.attempts == 2 and not search_threads())
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from farcall.errors import AuthenticationFailed, LinkError
+from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.log import get_logger
 from farcall.runtime.membership.peers import Peer
 from farcall.transport.base import Silent
@@ -18,6 +18,9 @@ logger = get_logger("farcall")
 
 FIRST_SECONDS = 1.0  # between a loss and the first attempt
 MOST_SECONDS = 30.0  # between two attempts
+# The worker may live: its host was silent, a credential may be renewed, or the path between the
+# two, where an attacker may be, altered the handshake.
+PROVES_NOTHING = (TimeoutError, Silent, AuthenticationFailed, BadFrame)
 
 
 class Search:
@@ -28,9 +31,8 @@ class Search:
 
     Args:
         name: of this worker.
-        reach: tries to make a link, and takes seconds at most. It raises TimeoutError or `Silent`
-            if that proves nothing, AuthenticationFailed if a credential is none, which may be
-            renewed, and another LinkError if there is nothing to look for any more.
+        reach: tries to make a link, and takes seconds at most. It raises an error of
+            `PROVES_NOTHING`, or another LinkError if there is nothing to look for any more.
     """
 
     def __init__(self, name: str, reach: Callable[[Peer], None]) -> None:
@@ -77,7 +79,7 @@ class Search:
                 _, _, seconds, peer = heapq.heappop(self._due)
             try:
                 self._reach(peer)
-            except (TimeoutError, Silent, AuthenticationFailed) as error:
+            except PROVES_NOTHING as error:
                 logger.debug("%s: %r is looked for again: %s", self._name, peer.name, error)
                 self._put(peer, min(2 * seconds, MOST_SECONDS))
             except LinkError as error:
