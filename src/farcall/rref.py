@@ -25,7 +25,7 @@ from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, 
 from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
-from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, seconds_or_default
+from farcall.runtime.options.timeouts import UNSET_RPC_TIMEOUT, ran_too_long, seconds_or_default
 from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.sought import SOUGHT
 from farcall.runtime.references.values import ValueSlot
@@ -236,8 +236,8 @@ def _wait_for_owner(handle: RefHandle, agent: Agent) -> None:
         handle.references.wait_until_sent((handle,), deadline)
     except TimeoutError:
         raise RpcTimeout(
-            f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): it is not known yet "
-            f"where worker {handle.to!r} is{agent.limits.how_to_raise(seconds, inherited)}"
+            f"{ran_too_long(seconds)}: it is not known yet where worker {handle.to!r} is"
+            f"{agent.limits.how_to_raise(seconds, inherited)}"
         ) from None
     handle.references.travelling((handle,))
 
@@ -373,8 +373,8 @@ def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
         )
     agent = current_agent()
     raise RpcTimeout(
-        f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): the value of this reference "
-        f"is not made yet{agent.shortage.describe()}{agent.limits.how_to_raise(seconds, inherited)}"
+        f"{ran_too_long(seconds)}: the value of this reference is not made yet"
+        f"{agent.shortage.describe()}{agent.limits.how_to_raise(seconds, inherited)}"
     )
 
 

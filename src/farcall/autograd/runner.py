@@ -28,6 +28,7 @@ from farcall.runtime.calls.deferred import Deferred
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, is_at_work, reset_context, set_context, waiting
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.threads.function_queue import DEEPEST
 from farcall.serde import add_note, message_of
 from farcall.transport.base import Link
@@ -140,7 +141,7 @@ class Runner:
                 raise
             hint = "; pass rpc_timeout= in the options of init_rpc for more"
             raise RpcTimeout(
-                f"a backward pass ran for more than set timeout ({seconds * 1000:.0f} ms)"
+                f"{ran_too_long(seconds)}: a backward pass"
                 + self.agent.shortage.describe()
                 + (hint if inherited is None else inherited_from(inherited))
             ) from None

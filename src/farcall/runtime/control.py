@@ -14,6 +14,7 @@ from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Losses
 from farcall.runtime.membership.peers import Peer
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.status import Status
 from farcall.transport.base import Endpoint, Link, NotSent
 from farcall.wire.frames import Frame
@@ -165,9 +166,8 @@ class ControlMessages:
         except NotSent as error:
             what = type(frame.message).__name__
             raise RpcTimeout(
-                f"worker {peer.name!r} took no message ({what}) for "
-                f"{self._status.rpc_timeout:g} s; pass rpc_timeout= in the options of init_rpc for "
-                "more"
+                f"{ran_too_long(self._status.rpc_timeout)}: worker {peer.name!r} took no message "
+                f"({what}); pass rpc_timeout= in the options of init_rpc for more"
             ) from error
         except TimeoutError:
             pass  # the rest of the frame follows when the peer reads again

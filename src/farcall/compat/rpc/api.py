@@ -29,7 +29,7 @@ from farcall.runtime.calls.future import Future
 from farcall.runtime.context import current_context
 from farcall.runtime.current import current_agent, default_agent
 from farcall.runtime.options.backend_options import RpcBackendOptions
-from farcall.runtime.options.timeouts import seconds_or_default, validate_timeout
+from farcall.runtime.options.timeouts import ran_too_long, seconds_or_default, validate_timeout
 
 __all__ = [
     "AllGatherStates",
@@ -266,8 +266,8 @@ def _all_gather(
         return farcall_rpc.all_gather(obj, names, key="_all_gather", timeout=seconds)
     except RpcTimeout as error:
         raise RpcTimeout(
-            f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms): some of {names} timed "
-            f"out in _all_gather after {seconds:.2f} seconds. {error}"
+            f"{ran_too_long(seconds)}: some of {names} timed out in _all_gather after "
+            f"{seconds:.2f} seconds. {error}"
         ) from error
 
 

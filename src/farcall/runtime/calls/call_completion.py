@@ -36,6 +36,7 @@ from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.peers import Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.references.handles import References
 from farcall.runtime.status import Status
 from farcall.runtime.threads.executor import Executor
@@ -212,12 +213,11 @@ class CallCompletion:
         self, pending: PendingCall, error: BaseException | None = None, note: str = ""
     ) -> RpcTimeout:
         """Return the error of a call whose deadline has passed; `error` is how that was noticed."""
-        what = pending.name
         why = "" if pending.sent else _backlog(pending.peer, error)
         hint = self._limits.how_to_raise(pending.timeout, pending.inherited)
         return RpcTimeout(
-            f"RPC ran for more than set timeout ({pending.timeout * 1000:.0f} ms): "
-            f"{what} on worker {pending.peer.name!r}{note}{self._missing_link(pending.peer, error)}"
+            f"{ran_too_long(pending.timeout)}: {pending.name} on worker {pending.peer.name!r}{note}"
+            f"{self._missing_link(pending.peer, error)}"
             f"{why}{self._shortage.describe(pending.peer)}{hint}"
         )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 from farcall.errors import RpcTimeout
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.threads.bell import Bell
 
 
@@ -51,7 +52,6 @@ class KeptBytes:
     def refusal(self, worker: Hashable, seconds: float) -> RpcTimeout:
         """Return why a call found no room."""
         return RpcTimeout(
-            f"the call took longer than {seconds:g} s: {self._kept[worker]} bytes of calls wait "
-            f"until it is known where {worker!r} is, and the option max_in_flight_bytes is "
-            f"{self._most}"
+            f"{ran_too_long(seconds)}: {self._kept[worker]} bytes of calls wait until it is known "
+            f"where {worker!r} is, and the option max_in_flight_bytes is {self._most}"
         )

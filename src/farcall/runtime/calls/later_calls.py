@@ -26,6 +26,7 @@ from farcall.runtime.membership.directory import Directory, plain_key
 from farcall.runtime.membership.inquiries import Look
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.references.handles import References, RefHandle
 from farcall.runtime.references.sought import SOUGHT, Sought
 from farcall.runtime.threads.bell import Bell
@@ -223,7 +224,7 @@ class LaterCalls:
                 if time.monotonic() < deadline:
                     error = None
                 else:
-                    error = RpcTimeout(f"the call took longer than {seconds:g} s: {error}")
+                    error = RpcTimeout(f"{ran_too_long(seconds)}: {error}")
             if error is not None:
                 raise error
             self._references.travelling(call.handles)  # one may have been sought in vain

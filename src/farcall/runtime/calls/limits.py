@@ -8,6 +8,7 @@ import time
 from farcall.errors import RpcTimeout
 from farcall.runtime.calls.call_names import Served, inherited_from
 from farcall.runtime.context import current_context
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.status import Status
 from farcall.runtime.threads.openmp import IdleTeam
 
@@ -55,8 +56,8 @@ class Limits:
             seconds = context.deadline - now
             if seconds <= 0:
                 raise RpcTimeout(
-                    f"no time is left for this call: the {given:g} s of the call that is being "
-                    f"served are over{inherited_from(served)}"
+                    f"{ran_too_long(given)}: no time is left for this call, since that of the call "
+                    f"that is being served is over{inherited_from(served)}"
                 )
             return context.deadline, seconds, served
         return deadline, seconds, None

@@ -24,6 +24,7 @@ from farcall.runtime.calls.answering import HOW_CALLERS_RAISE, Answering
 from farcall.runtime.calls.call_names import OF_METHODS, Served, method_of
 from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.context import CallContext, set_context
+from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.references.handles import RefHandle
 from farcall.runtime.references.method_gate import MethodGate
 from farcall.runtime.threads.forked import end_forked_process
@@ -256,7 +257,8 @@ class ServerCall(Answering, eq=False):
         if self.cancelled:
             raise Cancelled(f"the caller gave up on {self.name} before it was run")
         raise RpcTimeout(
-            f"{self.name} was not run by its deadline, {self._seconds} after it came"
+            f"{ran_too_long(self.request.timeout)}: {self.name} was not run by its deadline, "
+            f"{self._seconds} after it came"
             + self.serving.shortage.describe()
             + f"; the caller {self.peer.name!r} set the limit: {HOW_CALLERS_RAISE}"
         )

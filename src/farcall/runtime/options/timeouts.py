@@ -43,3 +43,11 @@ def seconds_or_default(timeout: float) -> float | None:
         return None
     seconds = validate_timeout(timeout, allow_unset=True)
     return None if seconds == UNSET_RPC_TIMEOUT else seconds
+
+
+def ran_too_long(seconds: float) -> str:
+    """Return the first words of the error of a call that took longer than so many seconds.
+
+    PyTorch's error has the same words, and programs look for them.
+    """
+    return f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms)"
