@@ -285,9 +285,10 @@ from farcall.processes.dying import Guardian, start
 guardian = Guardian()
 child = start([sys.executable, "-c", sys.argv[1]], os.environ, stdout=None, stderr=None)
 guardian.watch(child.pid)
+os.write(1, b"p")
 sys.stdin.read()
 """
-# Both, and a grandchild in the group, hold this pipe until they end.
+# All three hold this pipe until they end: the parent, its child, and a grandchild in the group.
 CHILD = """
 import os, signal, time
 if os.fork() == 0:
@@ -305,7 +306,7 @@ def test_children_and_grandchildren_end_when_the_parent_is_killed() -> None:
     )
     assert parent.stdin is not None
     assert parent.stdout is not None
-    assert {os.read(parent.stdout.fileno(), 1) for _ in range(2)} == {b"c", b"g"}
+    assert {os.read(parent.stdout.fileno(), 1) for _ in range(3)} == {b"p", b"c", b"g"}
     parent.kill()
     assert ends(parent.stdout.fileno())
     parent.wait()
