@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Semaphore
 
 import torch.multiprocessing as mp
 from torch.distributed import rpc
@@ -11,14 +11,14 @@ from torch.distributed import rpc
 WORLD_SIZE = 3
 
 
-def run(rank: int, init_method: str, last: int, waiting: list[Event]) -> None:
+def run(rank: int, init_method: str, last: int, waiting: list[Semaphore]) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=WORLD_SIZE, rpc_backend_options=options)
     seen: list[object] = [sorted(rpc.api._all_gather(rank).items())]
     if rank == last:
-        waiting[rank].wait()  # forever: it is killed
+        waiting[rank].acquire()  # forever: it is killed
     for seconds in (0.2, -1):
-        waiting[rank].set()
+        waiting[rank].release()
         try:
             rpc.api._all_gather(rank, timeout=seconds)
         except RuntimeError as error:
@@ -31,7 +31,7 @@ def run(rank: int, init_method: str, last: int, waiting: list[Event]) -> None:
 
 def main(init_method: str, last: int) -> None:
     context = mp.get_context("spawn")
-    waiting = [context.Event() for _ in range(WORLD_SIZE)]
+    waiting = [context.Semaphore(0) for _ in range(WORLD_SIZE)]
     processes = [
         context.Process(target=run, args=(rank, init_method, last, waiting))
         for rank in range(WORLD_SIZE)
@@ -39,11 +39,8 @@ def main(init_method: str, last: int) -> None:
     for process in processes:
         process.start()
     others = [rank for rank in range(WORLD_SIZE) if rank != last]
-    for again in range(2):
-        for rank in others:
-            waiting[rank].wait()
-            if not again:
-                waiting[rank].clear()
+    for rank in others * 2:
+        waiting[rank].acquire()
     processes[last].kill()
     for process in processes:
         process.join()
