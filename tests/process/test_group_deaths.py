@@ -11,10 +11,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from patience import PATIENCE
 
 import farcall
 from farcall import errors, rpc
-from farcall.groups import Group
+from farcall.groups import Group, endings
 
 
 def my_name() -> str:
@@ -48,8 +49,10 @@ def draw() -> tuple[float, float]:
 
 
 @pytest.fixture
-def mortals() -> Iterator[Group]:
-    """Workers that a test may kill."""
+def mortals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
+    """Workers that a test may kill. On a busy machine, too, their errors say how they ended."""
+    for module in (endings, farcall.groups.group):
+        monkeypatch.setattr(module, "OBITUARY_SECONDS", PATIENCE)
     with farcall.local(3) as made:
         yield made
 
