@@ -27,6 +27,7 @@ SECONDS_OF_DAY = 24 * 3600.0
 LIVES = [4.0 * 2**number for number in range(6)]  # seconds of a certificate that is to expire
 
 _lines: list[str] = []
+_written = threading.Condition()  # guards the lines
 
 
 # Steps.
@@ -35,13 +36,19 @@ _lines: list[str] = []
 def start(*place: Any, **options: Any) -> str:
     """Join, and keep what the log says; return the error if that fails."""
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: _lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = note  # type: ignore[method-assign]
     logging.getLogger("farcall").addHandler(handler)
     try:
         join(*place, **options)
     except (FarcallError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def note(record: logging.LogRecord) -> None:
+    with _written:
+        _lines.append(record.getMessage())
+        _written.notify_all()
 
 
 def ends(to: str) -> str:
@@ -71,8 +78,17 @@ def lose_by_waiting(name: str) -> None:
 
 
 def said(*words: str) -> list[str]:
-    """Return the lines of the log that have all these words."""
-    return [line for line in _lines if all(word in line for word in words)]
+    """Return the lines of the log that have all these words; wait until there is one.
+
+    A handler may get a line after the peer has got the error.
+    """
+
+    def lines() -> list[str]:
+        return [line for line in _lines if all(word in line for word in words)]
+
+    with _written:
+        _written.wait_for(lines, PATIENCE / 2)
+        return lines()
 
 
 def known() -> list[str]:
@@ -100,7 +116,7 @@ def trio(crew: Crew, folder: Path, size: int | None, paths: tuple[str, ...], **m
     for number, seconds in enumerate(LIVES):
         members = [crew.member(f"w{rank}", **more) for rank in range(3)]
         for member in members:
-            member.run(said)  # it is there
+            member.run(int)  # it is there
         brief = authority.issue("w0", days=(-1, seconds / SECONDS_OF_DAY))
         end = end_of(Path(brief.cert).read_bytes())
         errors = met(members, size, f"{crew.init_method}-{number}", [brief, *whole], options)
