@@ -139,10 +139,11 @@ class ElasticJob:
 
     def train(self) -> Iterator[Progress]:
         """Trains until the goal is met after all deaths, or for all epochs. Yields measurements."""
+        yield self.measure(0, 0.0)
         start = time.perf_counter()
         server_deaths = 0
         with rpc.on_join(self.place_trainer, present=True):
-            for number in itertools.count():
+            for number in itertools.count(1):
                 is_over, server_deaths_now = self.chaos.is_over, self.chaos.deaths[SERVER]
                 progress = self.measure(number, time.perf_counter() - start)
                 if server_deaths_now > server_deaths:
