@@ -226,11 +226,19 @@ def test_graceful_shutdown_without_a_link_to_a_dark_host(
 
 def test_host_that_is_dark_for_a_moment_only(pair: list[Member], net: Network) -> None:
     first, _ = pair
-    net.cut()
-    first.start(call, "w1", operator.add, 1, 2, timeout=0)
-    time.sleep(BOUND / 4)  # this is the promise: nothing ends in that time
-    net.join()
-    assert first.result() == 3
+    while True:
+        begun = time.monotonic()
+        net.cut()
+        first.start(call, "w1", operator.add, 1, 2, timeout=0)
+        time.sleep(BOUND / 4)  # this is the promise: nothing ends in that time
+        net.join()
+        was_moment = time.monotonic() - begun < BOUND / 2  # a busy machine makes it longer
+        try:
+            assert first.result() == 3
+            return
+        except PeerLost:
+            assert not was_moment
+        assert first.run(call_until_it_is_here_again, "w1") == 3
 
 
 def call_until_it_is_here_again(to: str) -> int:
