@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -243,6 +244,19 @@ def wait_for(arrived: Path) -> None:
         time.sleep(0.001)
 
 
+def wait_until_it_hears(member: Member) -> None:
+    """Until the member is in `hear`: Ctrl-C that comes before is ignored, and lost."""
+    status = Path(f"/proc/{member.process.pid}/status")
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        caught = re.search(r"^SigCgt:\s*(\w+)$", status.read_text(), flags=re.MULTILINE)
+        assert caught is not None
+        if int(caught[1], 16) & 1 << (signal.SIGINT - 1):
+            return
+        assert time.monotonic() < deadline, "the step has not begun, or has ended"
+        time.sleep(0.001)
+
+
 def wait_until_blocked(member: Member) -> None:
     """Until the member's main thread sleeps. If it goes on after all, Ctrl-C finds it elsewhere."""
     pid = member.process.pid
@@ -255,10 +269,16 @@ def wait_until_blocked(member: Member) -> None:
         time.sleep(0.001)
 
 
-def check_ctrl_c_ends(member: Member, what: str = "") -> None:
-    """Ctrl-C, and it ends what the member does."""
+def press(member: Member) -> None:
+    """Ctrl-C, while the member waits in `hear`."""
+    wait_until_it_hears(member)
     wait_until_blocked(member)
     member.signal(signal.SIGINT)
+
+
+def check_ctrl_c_ends(member: Member, what: str = "") -> None:
+    """Ctrl-C, and it ends what the member does."""
+    press(member)
     try:
         error: BaseException = member.fails()
     except AssertionError as failure:
@@ -289,6 +309,8 @@ def test_every_wait(crew: Crew, tmp_path: Path, transport: str) -> None:
         check_that_all_works(one, other)
         for member in (one, other):
             member.run(begin_anew)
+    for member in (one, other):
+        member.run(go_on)  # some of several calls may have begun to wait only now
     leave_all(one, other)
 
 
@@ -313,8 +335,7 @@ def test_in_a_with_block(crew: Crew, tmp_path: Path, transport: str) -> None:
     arrived = tmp_path / "arrived"
     one.start(hear, press_and_use, str(arrived))
     wait_for(arrived)
-    wait_until_blocked(one)
-    one.signal(signal.SIGINT)
+    press(one)
     assert one.result() == [1, 2]
     other.run(go_on)
     leave_all(one, other)
@@ -380,8 +401,7 @@ def test_the_second_ctrl_c_ends_what_the_first_began(crew: Crew, tmp_path: Path)
     arrived = tmp_path / "arrived"
     one.start(hear, wait_and_leave, str(arrived))
     wait_for(arrived)
-    wait_until_blocked(one)
-    one.signal(signal.SIGINT)
+    press(one)
     wait_for(tmp_path / "arrived.leaving")
     check_ctrl_c_ends(one)
     other.run(go_on)
