@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import free_port
 from patience import PATIENCE
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -159,12 +159,6 @@ def test_tutorial_with_its_own_imports(program: str, tmp_path: Path) -> None:
     done = launch("--compat", str(tmp_path / program), free_port())
     assert done.returncode == 0, done.stderr
     assert done.stdout == ORIGINALS[program]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from crew import PATIENCE, Crew, Member, call, join, leave_all
 from known_secrets import SECRET
+from launching import free_port
 
 from farcall import rpc
 from farcall.autograd.autograd import Autograd
@@ -179,10 +180,7 @@ def known_worker() -> Worker:
 @as_root
 def test_another_user_that_joins_makes_no_group(crew: Crew) -> None:
     """The store knows no users, but what a stranger writes there is not signed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     victim = crew.member(**store)
     stranger = crew.member(**store, FARCALL_SECRET=SECRET)
     stranger.run(become_nobody)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from crew import PATIENCE, Crew, Member, call, join, leave, leave_all
+from launching import free_port
 
 from farcall import autograd as dist_autograd
 from farcall import rpc
@@ -449,12 +450,6 @@ def join_slowly(*args: Any, **kwargs: Any) -> None:
 
         patch.setattr(store_probe.socket, "getaddrinfo", ask)
         join(*args, **kwargs)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("phase", ["before", "after"])

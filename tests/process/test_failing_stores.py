@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from crew import PATIENCE, Crew, Member, call, join, leave_all
+from launching import free_port
 from torch.distributed import TCPStore
 
 from farcall import autograd as dist_autograd
@@ -56,7 +57,7 @@ class Group:
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.port = 0
+        self.port = int(free_port())  # one that is not given to others while the store is gone
         self.start_store()
 
     def start_store(self) -> None:
