@@ -78,8 +78,11 @@ class Member:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-            if all(task.read_text().rpartition(")")[2].split()[0] in "Tt" for task in tasks):
-                return
+            try:
+                if all(task.read_text().rpartition(")")[2].split()[0] in "Tt" for task in tasks):
+                    return
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a thread ended before it stopped
         raise AssertionError(f"{self.name} did not stop")
 
     def show_stacks(self) -> None:
