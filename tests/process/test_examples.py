@@ -96,10 +96,18 @@ def test_example_that_goes_wrong_says_so(tmp_path: Path) -> None:
     assert "ok: " not in done.stdout
 
 
-# One that starts its workers by `farcall.local`.
-@pytest.mark.parametrize(("name", "line"), [("impala", "50: ")])
-def test_ctrl_c_ends_an_example(name: str, line: str, mark: str) -> None:
-    running = start_session(sys.executable, str(by_name(name)))
+# One that starts its workers by `farcall.local`, with so much to do that it does not end before.
+@pytest.mark.parametrize(
+    ("name", "line", "much", "more"), [("impala", "50: ", " 300, ", f" {10**9}, ")]
+)
+def test_ctrl_c_ends_an_example(
+    name: str, line: str, much: str, more: str, mark: str, tmp_path: Path
+) -> None:
+    source = by_name(name).read_text(encoding="utf-8")
+    assert source.count(much) == 1
+    endless = tmp_path / f"{name}.py"
+    endless.write_text(source.replace(much, more), encoding="utf-8")
+    running = start_session(sys.executable, str(endless))
     with running:
         assert running.stdout is not None
         for printed in running.stdout:
