@@ -267,7 +267,9 @@ def test_benchmark_counts_rounds_and_blocks(tmp_path: Path) -> None:
 @linux_only
 def test_another_checkout_is_measured_beside_this_one(tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(BENCHMARKS.parent / "src", other / "src")
+    # Others may write compiled files there now, under names that go at once.
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(BENCHMARKS.parent / "src", other / "src", ignore=ignored)
     note = tmp_path / "note"
     with (other / "src" / "farcall" / "rpc.py").open("a") as source:
         source.write(f"\nopen({str(note)!r}, 'w').close()\n")
