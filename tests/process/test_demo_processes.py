@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,3 +62,42 @@ def test_process_that_fails_is_told_of_and_not_started_again() -> None:
     with ElasticProcesses(end_with_3, ["w1"], [__name__], failures.put):
         assert failures.get(timeout=PATIENCE) == "w1 ended with exit code 3"
     assert failures.empty()
+
+
+SWALLOWED = """
+import itertools, os, signal
+from farcall.demos.elastic import ElasticRun, Unrest
+
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not run.interrupted:
+            pass
+
+def train(chaos):
+    yield 1
+    Swallows()
+    yield from itertools.count(2)
+
+class Display:
+    def show(self, progress): pass
+    def show_started(self, started, workers): pass
+
+if __name__ == "__main__":
+    run = ElasticRun(Display(), Unrest(every=3600, deaths=1, seed=0, work=1))
+    run.launch(train, "main", {"w1": "worker"}, lambda death: [], lambda progress: 0, [])
+    print(run.outcome("finished"), run.history)
+"""
+
+
+def test_ctrl_c_that_a_destructor_has_swallowed_ends_an_elastic_run(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SWALLOWED)
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout == "interrupted [1]\n", done.stderr

@@ -239,6 +239,8 @@ class ElasticRun(Training[P]):
                     self.deaths = chaos.deaths
                     rpc.wait_for(*roles)
                     for progress in train(chaos):
+                        if self.interrupted:  # a destructor may have dropped the exception
+                            raise KeyboardInterrupt
                         chaos.note_work(work_of(progress))
                         self.history.append(progress)
                         self._display.show(progress)
