@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE
 
-from farcall.processes import exits
+from farcall.processes import exits, forkserver
 from farcall.processes.dying import Guardian, signal_group, start, wait_for_group
 from farcall.processes.output import KEPT_LINES, LONGEST_LINE, Output
 
@@ -277,6 +280,39 @@ print(forkserver._readable([high]) == {high})
 def test_fork_server_waits_for_descriptors_of_many_workers() -> None:
     done = subprocess.run([sys.executable, "-c", HIGH], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["set()", "True"], done.stderr
+
+
+def test_fork_server_kills_a_child_that_leads_no_group_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have a child that never comes to the first line of a worker."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\n"
+        "def run(place, plan, parent):\n"
+        "    os.write(place.out, b'forked')\n"
+        "    while True:\n"
+        "        signal.pause()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ours, theirs = socket.socketpair()
+    out, its_out = os.pipe()
+    its_err, its_connection = (os.open(os.devnull, os.O_WRONLY) for _ in range(2))
+    inherited = (theirs.fileno(), its_out, its_err, its_connection)
+    command = forkserver.command(theirs.fileno(), "slow", str(tmp_path / "of the driver"))
+    with subprocess.Popen(command, pass_fds=inherited) as server, ours:
+        theirs.close()
+        for descriptor in inherited[1:]:
+            os.close(descriptor)
+        home = Connection(ours.detach())
+        assert home.recv_bytes() == forkserver.WARM
+        places = [forkserver.Place("w0", its_out, its_err, its_connection)]
+        home.send_bytes(pickle.dumps((places, None)))
+        assert os.read(out, 6) == b"forked"
+        home.send_bytes(forkserver.KILL)
+        assert ends(out)
+        assert server.wait(PATIENCE) == 0
+        home.close()
+    os.close(out)
 
 
 PARENT = """

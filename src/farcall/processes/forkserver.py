@@ -79,6 +79,8 @@ def main(connection: int, driver: int, program: str, folder: str) -> None:
             _keep_only(place, places, [woken, wake_up])
             module.run(place, plan, parent)
             return
+        with contextlib.suppress(OSError):  # the child does so, too, and may have ended
+            os.setpgid(child, child)  # before a KILL, which is for the group that it leads
         children[child] = number
     for place in places:
         _close(place)
