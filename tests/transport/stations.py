@@ -110,7 +110,7 @@ class Station:
     def __init__(self, worker: Worker, endpoint: Endpoint) -> None:
         self.worker = worker
         self.endpoint = endpoint
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.events: queue.Queue[list[Event]] = queue.Queue()  # one in each
         self._reader: threading.Thread | None = None
         self._stopping = False
 
@@ -126,12 +126,16 @@ class Station:
                 continue
             if answer and isinstance(event, Arrived) and isinstance(event.frame.message, Request):
                 answer(event)
-            else:
-                self.events.put(event)
-            del event  # what it holds is collected with the test's own references
+                del event
+                continue
+            # The box alone holds the event: else its buffers would be kept until this thread gets
+            # its next turn, whenever that is.
+            box = [event]
+            del event
+            self.events.put(box)
 
     def next(self) -> Event:
-        return self.events.get(timeout=PATIENCE)
+        return self.events.get(timeout=PATIENCE).pop()
 
     def arrived(self) -> Arrived:
         event = self.next()
