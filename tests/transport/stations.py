@@ -44,6 +44,10 @@ LARGE = bytes(range(256)) * (24 << 12)
 # Of a link, at the side that dialled it: other ones for each direction.
 DIALLER_KEY, ACCEPTOR_KEY = bytes(range(32)), bytes(range(32, 64))
 
+# Time limits in seconds, for a test that always uses up its limit: it takes the first one that
+# suffices on this machine.
+LIMITS = (0.2, 2.0, 20.0, PATIENCE)
+
 Content = tuple[Message, int, bytes, list[bytes]]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from sides import BareLink, Side, SideMaker
-from stations import PATIENCE, Threads, soon
+from stations import LIMITS, PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
@@ -271,14 +271,26 @@ def test_worker_that_dies_in_the_handshake_is_found_dead(side: SideMaker, kind: 
     ending.join()
 
 
+def late(near: Side, worker: Worker, *words: str) -> str:
+    """Connect until the deadline has passed, each time; return an error that has these words."""
+    said = ""
+    for seconds in LIMITS:
+        with pytest.raises(NotSent) as raised:
+            near.connections.connect(worker, time.monotonic() + seconds)
+        said = str(raised.value)
+        if all(word in said for word in words):
+            break
+    return said
+
+
 def test_handshakes_that_are_cut_up_to_the_deadline_are_no_death(side: SideMaker) -> None:
     near, distant = side("near"), side("distant")
     cutting = Cutting(distant.worker.addresses[-1], 0, 1 << 30)
     try:
-        with pytest.raises(NotSent, match="handshake"):
-            near.connections.connect(through(cutting, distant), time.monotonic() + 0.3)
+        said = late(near, through(cutting, distant), "handshake")
     finally:
         cutting.close()
+    assert "handshake" in said
 
 
 OF_THE_NETWORK = {
@@ -548,10 +560,10 @@ def test_every_address_that_was_tried_is_named_with_its_reason(side: SideMaker) 
     known = distant.worker
     worker = Worker(known.name, known.id, known.incarnation, ("tcp://no.such.invalid:9", tcp))
     # No death: the name may be there again in a moment.
-    with pytest.raises(NotSent) as raised:
-        near.connections.connect(worker, time.monotonic() + 0.5)
-    assert "tcp://no.such.invalid:9: [Errno -" in str(raised.value)
-    assert f"{tcp}: [Errno 111] Connection refused" in str(raised.value)
+    words = ("tcp://no.such.invalid:9: [Errno -", f"{tcp}: [Errno 111] Connection refused")
+    said = late(near, worker, *words)
+    assert words[0] in said
+    assert words[1] in said
 
 
 def test_another_worker_at_the_first_address_is_passed_over(side: SideMaker) -> None:
