@@ -76,15 +76,13 @@ def note(value: Any) -> Any:
 
 
 def noted() -> int:
-    """Return how many values were noted since `all_noted_are`."""
+    """Return how many values were noted."""
     return len(_noted)
 
 
 def all_noted_are(values: list[Any]) -> bool:
-    """Return whether only these were noted, and forget them."""
-    are = all(value in values for value in _noted)
-    _noted.clear()
-    return are
+    """Return whether only these were noted, and none of them twice."""
+    return all(value in values and _noted.count(value) == 1 for value in _noted)
 
 
 def echo_tensor_of(to: str, text: str, size: int) -> bool:

@@ -98,17 +98,19 @@ FORTH = {"there": True, "back": False}
 
 def test_what_a_relay_alters_is_never_believed(scene: Scene) -> None:
     first, second, between = scene
+    sent: list[bytes] = []
     for way, forth in FORTH.items():
         for change in relay.CHANGES:
             assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
             between.run(relay.arm, change, forth)
-            sent = secrets.token_bytes(2000)
+            sent.append(secrets.token_bytes(2000))
             # A byte that is missing at the end is waited for: such a call is delayed.
-            got = first.run(honest.try_call, "w1", honest.note, sent, timeout=0.9)
-            assert got.error or got.value == sent, (way, change)
-            assert second.run(honest.noted) <= 1, (way, change)
-            assert second.run(honest.all_noted_are, [sent]), (way, change)
+            got = first.run(honest.try_call, "w1", honest.note, sent[-1], timeout=0.9)
+            assert got.error or got.value == sent[-1], (way, change)
+            # A call that has timed out may be noted during the next one.
+            assert second.run(honest.all_noted_are, sent), (way, change)
     assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
+    assert second.run(honest.all_noted_are, sent)
     assert between.run(relay.changes) == len(FORTH) * len(relay.CHANGES)
 
 
