@@ -154,6 +154,7 @@ def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -
     worker.run(join, "w0", 0, 0, crew.init_method, insecure=True, listen="127.0.0.1")
     (url,) = [url for url in worker.run(honest.urls) if url.startswith("tcp:")]
     nobody(crew).run(stranger.try_everything, str(trap), [url])
+    assert worker.run(honest.wait_for, str(trap))  # the stranger was gone before it ran
     assert trap.exists()
 
 
