@@ -639,6 +639,12 @@ def test_versions_that_differ_are_one_warning_that_names_both(
 # Several callers dial the same worker.
 
 
+def test_caller_without_time_is_not_told_of_another_one(side: SideMaker) -> None:
+    near, distant = side("near"), side("distant")
+    with pytest.raises(NotSent, match="no time to dial it"):
+        near.connect(distant, 0.0)
+
+
 def test_callers_with_deadlines_of_their_own_share_one_dialler(
     side: SideMaker, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

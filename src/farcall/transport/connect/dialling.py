@@ -263,7 +263,7 @@ class Dialler(Generic[T]):
                     case Dead():
                         raise self._death(step)
                     case Late():
-                        raise NotSent(self._said() or "another call is still dialling it")
+                        raise NotSent(self._said() or self._nothing_tried())
                     case Wait(until):
                         step = self._wait(caller, until, deadline)
                     case Pause(until):
@@ -328,6 +328,12 @@ class Dialler(Generic[T]):
     def _said(self) -> str:
         with self._changed:
             return "; ".join(f"{url}: {why}" for url, why in self._tried.items())
+
+    def _nothing_tried(self) -> str:
+        """Return why a caller's time is over although no address has failed."""
+        if self.is_idle:
+            return "there was no time to dial it"
+        return "another call is still dialling it"
 
     def _death(self, dead: Dead) -> LinkError:
         name, said = self._worker.name, self._said()
