@@ -31,7 +31,16 @@ class Terminal:
     def __init__(self, leader: int, process: subprocess.Popen[bytes]) -> None:
         self._leader = leader
         self._process = process
-        self.shown = ""
+        self._data = b""
+
+    @property
+    def shown(self) -> str:
+        """All that was shown so far, or since `forget`."""
+        text = self._data.decode(errors="replace")
+        return text.replace("\r\n", "\n").replace("^C", "")
+
+    def forget(self) -> None:
+        self._data = b""
 
     def read_until(self, pattern: str) -> str:
         """Read until the shown text matches; return that part of it."""
@@ -53,7 +62,7 @@ class Terminal:
             data = os.read(self._leader, 65536)
         except OSError:  # all that had the other side open have ended
             return False
-        self.shown += data.decode(errors="replace").replace("\r\n", "\n").replace("^C", "")
+        self._data += data  # it may be cut anywhere
         return bool(data)
 
 
@@ -152,7 +161,7 @@ def test_status_is_shown_anew_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None
         with in_terminal(*WATCH, "--group", str(pid)) as screen:
             for _ in range(2):
                 screen.read_until(ROWS)
-                screen.shown = ""
+                screen.forget()
             screen.press_ctrl_c()
             assert screen.read_to_the_end() == 130
         assert "Traceback" not in screen.shown
