@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import threading
 from typing import Any
 
 import pytest
 import torch
 from crew import PATIENCE, Crew, Member, join, leave, leave_all
+from launching import free_port
 
 from farcall import autograd as dist_autograd
 from farcall import rpc
@@ -183,8 +183,7 @@ def test_others_train_on_when_rank_0_goes(crew: Crew, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["leaves", "is killed"])
 def test_others_train_on_when_the_store_goes_with_rank_0(crew: Crew, how: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        where = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    where = f"tcp://127.0.0.1:{free_port()}"
     first = start(crew, "w0", 0, where)
     others = [start(crew, f"w{number}", number, where) for number in (1, 2)]
     assert others[0].run(train, ["w0", "w2"]) == [4.0, 4.0]

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import operator
 import os
-import socket
-from urllib.parse import urlsplit
 
 import pytest
 from crew import Crew, Member, call, join, leave, leave_all
+from launching import free_port
 from torch.distributed import TCPStore
 
 from farcall import rpc
 from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
-from farcall.runtime.current import current_agent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check_all_reach_all(members: list[Member]) -> None:
@@ -41,7 +33,7 @@ def test_workers_meet_at_a_url(crew: Crew, scheme: str) -> None:
 
 
 def test_environment_says_where_and_who(crew: Crew) -> None:
-    port = str(free_port())
+    port = free_port()
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "3"}
     members = [crew.member(RANK=str(rank), **common) for rank in range(3)]
     for member in members:
@@ -181,23 +173,15 @@ def test_name_of_a_crashed_worker_may_be_taken_over(crew: Crew) -> None:
     leave_all(hub, second)
 
 
-def tcp_port() -> int:
-    return next(
-        urlsplit(address).port or 0
-        for address in current_agent().me.addresses
-        if address.startswith("tcp:")
-    )
-
-
 def test_name_may_be_taken_over_though_another_program_got_the_port(crew: Crew) -> None:
     """The system gives the port of a process that has ended to the next one that asks."""
     hub, first, second = crew.members(3)
+    place = f"127.0.0.1:{free_port()}"
     hub.run(join, "hub", -1, None, crew.init_method)
-    first.run(join, "guest", -1, None, crew.init_method)
-    port = first.run(tcp_port)
+    first.run(join, "guest", -1, None, crew.init_method, listen=place)
     first.kill()
     other = crew.member()
-    other.run(join, "other", -1, None, crew.init_method, listen=f"127.0.0.1:{port}")
+    other.run(join, "other", -1, None, crew.init_method, listen=place)
     second.run(join, "guest", -1, None, crew.init_method)
     assert hub.run(call, "guest", os.getpid) == second.process.pid
     assert hub.run(call, "other", os.getpid) == other.process.pid

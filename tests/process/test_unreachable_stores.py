@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
+from launching import free_port
 from patience import PATIENCE
 
 PROGRAM = """
@@ -42,12 +43,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 REASONS = {
     "no name": "the name 'no.such.host.invalid' can't be resolved",
     "closed": "Connection refused",
@@ -61,7 +56,8 @@ def test_program_ends_with_the_reason_and_its_own_exit_code(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = free_port() if kind == "closed" else server.getsockname()[1]
         host = "no.such.host.invalid" if kind == "no name" else "127.0.0.1"
-        process = start(1, f"tcp://{host}:{port}", 1.0)
+        timeout = 1.0
+        process = start(1, f"tcp://{host}:{port}", timeout)
         if kind == "http":
             sock, _ = server.accept()
             with sock:
