@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 from collections import Counter
 from importlib.util import find_spec
@@ -36,8 +37,8 @@ def newcomer(crew: Crew, name: str, path: str) -> Worker:
 
 def in_shared_memory_file_system(*members: Member) -> list[str]:
     """Files of these processes, or of farcall, in /dev/shm; there may be others'."""
-    marks = ["farcall", *(str(member.process.pid) for member in members)]
-    return [name for name in os.listdir("/dev/shm") if any(mark in name for mark in marks)]
+    marks = {"farcall", *(str(member.process.pid) for member in members)}
+    return [name for name in os.listdir("/dev/shm") if marks & {*re.findall(r"farcall|\d+", name)}]
 
 
 @pytest.mark.timeout(600 + 10 * ROUNDS)
