@@ -27,8 +27,14 @@ def run(cells: Sequence[str], folder: Path) -> list[str]:
         "-f",
         "{connection_file}",
     ]
+    patience = int(PATIENCE)
     client = nbclient.NotebookClient(
-        notebook, km=kernel, timeout=int(PATIENCE), resources={"metadata": {"path": str(folder)}}
+        notebook,
+        km=kernel,
+        timeout=patience,
+        startup_timeout=patience,
+        iopub_timeout=patience,  # what comes later than that is left out
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute()
     return ["".join(map(text_of, cell.outputs)) for cell in notebook.cells]
