@@ -37,18 +37,20 @@ class Browser:
         self._pending = b""
         self._calls = 0
         self._session = ""
+        self._loaded: set[str] = set()  # ids of pages
         self.errors: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
+        self._call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, url: str) -> None:
         """Load a page, and wait until its scripts have run."""
-        self._call("Page.navigate", url=url)
-        while self._read().get("method") != "Page.loadEventFired":
-            pass
+        page = self._call("Page.navigate", url=url)["loaderId"]
+        while page not in self._loaded:  # there may be a word of the page before
+            self._read()
 
     def evaluate(self, expression: str) -> Any:
         return self._call("Runtime.evaluate", expression=expression)["result"].get("value")
@@ -75,7 +77,9 @@ class Browser:
         return event
 
     def _note(self, method: str | None, params: dict[str, Any]) -> None:
-        if method == "Log.entryAdded" and params["entry"]["level"] == "error":
+        if method == "Page.lifecycleEvent" and params["name"] == "load":
+            self._loaded.add(params["loaderId"])
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             entry = params["entry"]
             self.errors.append(f"{entry.get('url', '')}: {entry['text']}")
         elif method == "Runtime.exceptionThrown":
