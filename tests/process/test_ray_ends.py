@@ -182,9 +182,12 @@ def run_until_shown(folder: Path, program: str, count: int, **variables: str) ->
         while len(said_by_workers(lines)) < count:
             lines.append(driver.stdout.readline())
             assert lines[-1], lines
-        rest, _ = driver.communicate("\n", PATIENCE)
-        assert driver.returncode == 0
-        return lines + rest.splitlines()
+        assert driver.stdin is not None
+        driver.stdin.write("\n")
+        driver.stdin.close()
+        lines += driver.stdout  # `communicate` would leave out lines that were read ahead
+        assert driver.wait(PATIENCE) == 0
+        return lines
 
 
 def test_a_script_connects_shows_what_workers_print_and_disconnects(
