@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +123,10 @@ def test_the_secret_is_in_no_environment_command_or_log(shared: Group) -> None:
     for said in shared.all.call(environment_and_command):
         assert secret not in said
     session = Path(ray._private.worker._global_node.get_session_dir_path())
-    for path in session.rglob("*"):
-        if path.is_file():
-            assert secret not in path.read_bytes(), path
+    paths = (Path(folder, name) for folder, _, names in os.walk(session) for name in names)
+    for path in paths:
+        with suppress(FileNotFoundError):  # Ray has removed it since
+            assert not path.is_file() or secret not in path.read_bytes(), path
 
 
 def test_a_second_group_is_refused(shared: Group) -> None:
