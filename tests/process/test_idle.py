@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,11 +25,18 @@ needs_native = pytest.mark.skipif(
 def ticks_of_threads() -> dict[str, int]:
     """Processor time of every thread of this process, in clock ticks."""
     ticks = {}
-    for task in Path("/proc/self/task").iterdir():
-        name, _, rest = (task / "stat").read_text().rpartition(")")
+    for stat in of_threads("stat"):
+        name, _, rest = stat.rpartition(")")
         fields = rest.split()
-        ticks[f"{task.name} {name.partition('(')[2]}"] = int(fields[11]) + int(fields[12])
+        ticks[name] = int(fields[11]) + int(fields[12])
     return ticks
+
+
+def of_threads(file: str) -> Iterator[str]:
+    """Read a file of every thread of this process; those that end meanwhile have none."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield (task / file).read_text()
 
 
 def rest() -> tuple[float, int, dict[str, int]]:
@@ -43,8 +52,7 @@ def rest() -> tuple[float, int, dict[str, int]]:
 
 def sleeps() -> int:
     """Return the number of times that threads of this process went to sleep so far."""
-    status = (task / "status" for task in Path("/proc/self/task").iterdir())
-    lines = (line for file in status for line in file.read_text().splitlines())
+    lines = (line for status in of_threads("status") for line in status.splitlines())
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
