@@ -7,7 +7,6 @@ import ctypes.util
 import decimal
 import platform
 import sys
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -434,9 +433,12 @@ def check_neighbours(name: str) -> None:
     """Of two callbacks of a future the first sets something."""
     with in_threads(probe) as expected:
         pass
-    future = rpc.rpc_async("w1", time.sleep, args=(0.1,))  # till both are added
+    gate = Gate()  # a callback that is added to a future which is done runs here
+    future = rpc.rpc_async("w1", wait_at, args=(gate,))
     future.then(lambda _: set_it(name))
-    assert future.then(lambda _: probe()).wait() == expected[0]
+    seen = future.then(lambda _: probe())
+    gate.open()
+    assert seen.wait() == expected[0]
 
 
 WAYS = (by_call, by_failure, by_remote, by_continuation, by_callback, by_self_call, by_backward)
