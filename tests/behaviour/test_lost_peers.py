@@ -21,6 +21,7 @@ from behaviour.helpers import (
     echo,
     in_threads,
     wait_at,
+    wait_until,
     wait_until_settled,
 )
 from farcall import rpc
@@ -31,6 +32,11 @@ from farcall.testing.cluster import acting_as
 
 def nested(to: str, function: Callable[..., Any], *args: Any) -> Any:
     return rpc.rpc_sync(to, function, args=args)
+
+
+def wait_until_made(caller: Agent, count: int) -> None:
+    """Until so many calls go on: a call that begins after the end is refused, not cancelled."""
+    wait_until(lambda: len(caller.completion.open_calls()) == count)
 
 
 def test_closing_the_callee_ends_all_calls_as_lost(pair: list[Agent], gate: Gate) -> None:
@@ -91,6 +97,7 @@ def test_closing_the_caller_cancels_its_calls(pair: list[Agent], gate: Gate) -> 
 
     with in_threads(*[sync_call] * 3) as results:
         gate.wait_for_arrivals(16)
+        wait_until_made(pair[0], 103)
         pair[0].close()
     assert [type(result) for result in results] == [rpc.Cancelled] * 3
     for future in futures:
@@ -113,6 +120,7 @@ def test_calls_that_are_answered_while_the_caller_closes_end_too(
     closing = threading.Thread(target=pair[0].close, daemon=True)
     with in_threads(*calls) as results:
         gate.wait_for_arrivals(16 + 3)
+        wait_until_made(pair[0], 108)
         closing.start()
         gate.open()
     closing.join(PATIENCE)
