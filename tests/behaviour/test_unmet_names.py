@@ -121,8 +121,14 @@ def test_what_the_store_takes_is_of_the_time_of_the_call(
 
     agents[0].coordinator.begin = note  # type: ignore[method-assign]
     delay, timeout = 0.3, 2 * PATIENCE
-    threading.Timer(delay, store.answers.set).start()
-    assert call(timeout) < timeout - 0.9 * delay
+
+    def answer() -> None:
+        assert store.asked.wait(PATIENCE)  # the call has begun
+        time.sleep(delay)
+        store.answers.set()
+
+    with in_threads(answer):
+        assert call(timeout) < timeout - 0.9 * delay
     pending, now = begun[0]
     assert pending.timeout == timeout
     assert pending.deadline - now < timeout - 0.9 * delay
@@ -216,8 +222,11 @@ def note(value: Any) -> list[Any]:
 
 
 def test_calls_made_in_the_moment_of_the_answer_do_not_overtake(
-    agents: list[Agent], store: Store, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., list[Agent]], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With one thread functions run in the order in which their calls arrive.
+    agents = start(2, find=store.find, num_worker_threads=1)
+    store.part(agents[0], agents[1].me)
     noted.clear()
     is_known, may_go_on = threading.Event(), threading.Event()
     look_up = agents[0].directory.look_up

@@ -15,6 +15,7 @@ class Store:
 
     def __init__(self) -> None:
         self.workers: dict[str | int, Worker] = {}
+        self.asked = threading.Event()
         self.answers = threading.Event()
         self.is_gone = False
         self.deadlines: list[float] = []  # of the questions
@@ -23,6 +24,7 @@ class Store:
         self.deadlines.append(deadline)
         if self.is_gone:
             raise NotAsked("nobody hosts it")
+        self.asked.set()
         if not self.answers.wait(max(0.0, deadline - time.monotonic())):
             raise StoreIsLate("it has not answered in time")
         return self.workers.get(name)
