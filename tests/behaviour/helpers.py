@@ -212,6 +212,25 @@ def by_remote(to: Any, function: Callable[..., Any], args: Any = (), **more: Any
 WAYS = (by_sync, by_async, by_remote)
 
 
+def until_begun(gate: Gate, attempt: Callable[[float], None], seconds: float) -> float:
+    """Make calls until a function has come to the gate, each with twice the time of the last one.
+
+    A function that has not begun by the deadline of its call is never run.
+
+    Args:
+        attempt: makes a call with this timeout, and waits for its end.
+        seconds: the first timeout.
+
+    Returns:
+        The last timeout.
+    """
+    attempt(seconds)
+    while not gate.arrived:
+        seconds *= 2
+        attempt(seconds)
+    return seconds
+
+
 # Three ways to call a method of a reference's value; all give the result.
 
 

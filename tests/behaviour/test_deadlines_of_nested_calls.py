@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import WAYS, Account, Box, Gate, proxy_async, proxy_sync, wait_at
+from behaviour.helpers import (
+    WAYS,
+    Account,
+    Box,
+    Gate,
+    proxy_async,
+    proxy_sync,
+    until_begun,
+    wait_at,
+)
 from behaviour.standing_in import standing_in
 from farcall import autograd, rpc
 from farcall.compat.rpc.quirks import LIKE_TORCH
@@ -77,13 +86,17 @@ def test_a_call_that_begins_after_the_deadline_of_its_caller(
     """A loop that was started by `rpc_async`, and never awaited, goes on calling with compat."""
     started, ended, box = Gate(), Gate(), Box()
     ended.open()
-    begun = rpc.rpc_async("w1", outer, args=(call, started, ended, gate, box), timeout=0.9)
-    started.wait_for_arrivals()
-    with pytest.raises(rpc.RpcTimeout):
-        begun.wait()
+
+    def attempt(seconds: float) -> None:
+        args = (call, started, ended, gate, box)
+        begun = rpc.rpc_async("w1", outer, args=args, timeout=seconds)
+        with pytest.raises(rpc.RpcTimeout):
+            begun.wait()
+
+    until_begun(started, attempt, 0.9)
     started.open()
     if inherits:
-        (error,) = box.wait_for()
+        error = box.wait_for()[0]
         assert type(error) is rpc.RpcTimeout
         assert "the deadline is inherited" in str(error)
         assert "outer by worker 'w0'" in str(error)
@@ -100,16 +113,21 @@ def test_a_call_that_meets_the_deadline_of_its_caller_says_whose_it_is(
 ) -> None:
     started, ended, box = Gate(), Gate(), Box()
     started.open()
-    begun = rpc.rpc_async("w1", outer, args=(call, started, ended, gate, box), timeout=0.9)
-    (error,) = box.wait_for()
+
+    def attempt(seconds: float) -> None:
+        args = (call, started, ended, gate, box)
+        begun = rpc.rpc_async("w1", outer, args=args, timeout=seconds)
+        # The function has not ended: a value that came right at the deadline would count.
+        with pytest.raises(rpc.RpcTimeout) as own:
+            begun.wait()
+        assert "inherited" not in str(own.value)
+
+    until_begun(started, attempt, 0.9)
+    error = box.wait_for()[0]
+    ended.open()
     assert type(error) is rpc.RpcTimeout
     assert "the deadline is inherited" in str(error)
     assert "outer by worker 'w0'" in str(error)
-    # The function has not ended: a value that came right at the deadline would count.
-    with pytest.raises(rpc.RpcTimeout) as own:
-        begun.wait()
-    ended.open()
-    assert "inherited" not in str(own.value)
 
 
 @pytest.mark.parametrize("transport", ["native"])

@@ -21,6 +21,7 @@ from behaviour.helpers import (
     by_sync,
     echo,
     fail_with,
+    until_begun,
     wait_at,
     wait_until,
 )
@@ -103,7 +104,8 @@ def nested(to: str, function: Callable[..., Any], *args: Any) -> Any:
     return rpc.rpc_sync(to, function, args=args)
 
 
-def nested_without_limit(to: str, gate: Gate, box: Box) -> None:
+def nested_without_limit(to: str, gate: Gate, begun: Gate, box: Box) -> None:
+    begun.announce()
     try:
         rpc.rpc_sync(to, wait_at, args=(gate,), timeout=0)
     except BaseException as error:
@@ -292,10 +294,15 @@ def test_a_call_that_was_not_begun_in_time_is_never_run(
 
 
 def test_a_nested_call_has_no_more_time_than_its_caller(trio: list[Agent], gate: Gate) -> None:
-    box = Box()
-    with contextlib.suppress(rpc.RpcTimeout):  # its answer may come in the last moment
-        rpc.rpc_sync("w1", nested_without_limit, args=("w2", gate, box), timeout=0.1)
-    assert box.wait_for() == [rpc.RpcTimeout]  # long before anybody opens the gate
+    begun, box = Gate(), Box()
+
+    def attempt(seconds: float) -> None:
+        with contextlib.suppress(rpc.RpcTimeout):  # its answer may come in the last moment
+            args = ("w2", gate, begun, box)
+            rpc.rpc_sync("w1", nested_without_limit, args=args, timeout=seconds)
+
+    until_begun(begun, attempt, 0.1)
+    assert box.wait_for()[0] is rpc.RpcTimeout  # long before anybody opens the gate
 
 
 def test_many_timeouts_at_once(pair: list[Agent], gate: Gate) -> None:

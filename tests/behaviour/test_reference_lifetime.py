@@ -15,6 +15,7 @@ from behaviour.helpers import (
     by_sync,
     echo,
     make_precious,
+    until_begun,
     wait_at,
     wait_until_settled,
 )
@@ -283,8 +284,11 @@ def test_a_call_that_is_refused_keeps_nothing_ref_2(
 def test_a_late_result_by_reference_keeps_nothing_ref_2(
     pair: list[Agent], gate: Gate, deaths: Deaths
 ) -> None:
-    with pytest.raises(rpc.RpcTimeout):
-        rpc.rpc_sync("w1", make_rref_late, args=(gate, deaths), timeout=0.05)
+    def attempt(seconds: float) -> None:
+        with pytest.raises(rpc.RpcTimeout):
+            rpc.rpc_sync("w1", make_rref_late, args=(gate, deaths), timeout=seconds)
+
+    until_begun(gate, attempt, 0.05)
     gate.open()
     deaths.wait_for()
     wait_until_settled(*pair)
