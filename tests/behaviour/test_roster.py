@@ -137,6 +137,7 @@ def test_wait_for_so_many_of_a_role(group: OpenGroup, boss: Agent) -> None:
 @pytest.mark.usefixtures("boss")
 def test_wait_for_names_who_is_missing(group: OpenGroup) -> None:
     group.join("t0", "trainer")
+    rpc.wait_for("t0", timeout=PATIENCE)  # it is known from now on
     with pytest.raises(RpcTimeout, match=r"0\.3 s for 'a', 'b'; there are 'boss' .*'t0' \(train"):
         rpc.wait_for("t0", "a", "b", timeout=SHORT)
     with pytest.raises(RpcTimeout, match="for 2 of 3 workers of role 'trainer'"):
@@ -271,11 +272,12 @@ def fail(event: rpc.MemberEvent) -> None:
 
 
 def test_functions_may_call_and_hold_no_lock(group: OpenGroup, boss: Agent) -> None:
-    box = Box()
+    box, tried = Box(), threading.Event()
 
     def hear(event: rpc.MemberEvent) -> None:
         box.put((rpc.rpc_sync(event.worker, echo, args=(1,)), threading.current_thread().name))
         box.put(rpc.workers())
+        assert tried.wait(PATIENCE)
 
     rpc.on_join(hear)
     group.join("a")
@@ -284,8 +286,10 @@ def test_functions_may_call_and_hold_no_lock(group: OpenGroup, boss: Agent) -> N
     assert thread.startswith("farcall-members-boss")
     assert [one.name for one in here] == ["boss", "a"]
     assert threading.current_thread().name != thread
-    assert boss.group.roster._changed.acquire(blocking=False)
+    # Another thread may have the lock for a moment; this function goes on meanwhile.
+    assert boss.group.roster._changed.acquire(timeout=PATIENCE / 2)
     boss.group.roster._changed.release()
+    tried.set()
 
 
 @pytest.mark.usefixtures("boss")
