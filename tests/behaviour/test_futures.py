@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import PATIENCE, Box, Gate, echo, fail_with, in_threads, wait_at
+from behaviour.helpers import PATIENCE, Box, Gate, echo, fail_with, in_threads, wait_at, wait_until
 from farcall import rpc
 from farcall.runtime.agent import Agent
 from farcall.testing.cluster import acting_as
@@ -26,6 +26,7 @@ def increment(future: torch.futures.Future[int]) -> int:
 @pytest.fixture
 def complaints() -> Iterator[Box]:
     """Log records of failures that were never retrieved."""
+    gc.collect()  # those of earlier tests are none of this one's
     box = Box()
 
     class Collector(logging.Handler):
@@ -249,11 +250,10 @@ def test_a_failure_that_nobody_looked_at_is_logged_with_its_place(
 
 def test_a_chain_that_fails_unseen_is_logged_once(pair: list[Agent], complaints: Box) -> None:
     rpc.rpc_async("w1", fail_with, args=(KeyError("lost error"),)).then(increment).then(increment)
-    for _ in range(100):  # the thread that completes them holds them for a moment
-        rpc.rpc_sync("w1", echo, args=(1,))
-        gc.collect()
-        if complaints.things:
-            break
+    # The thread that completes them holds them for a moment.
+    wait_until(lambda: gc.collect() >= 0 and bool(complaints.things))
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    gc.collect()
     assert len(complaints.things) == 1
 
 
@@ -270,12 +270,8 @@ def test_a_future_that_failed_is_freed(pair: list[Agent]) -> None:
                 waiting.wait()
 
     work()
-    for _ in range(100):  # the thread that completed it may hold it for a moment still
-        rpc.rpc_sync("w1", echo, args=(1,))
-        gc.collect()
-        if len(ended.things) == 2:
-            return
-    raise AssertionError(ended.things)
+    # The thread that completed it may hold it for a moment still.
+    wait_until(lambda: gc.collect() >= 0 and len(ended.things) == 2)
 
 
 @pytest.mark.parametrize("look", ["wait", "value", "then", "await", "wait_all", "collect_all"])
