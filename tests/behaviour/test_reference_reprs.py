@@ -91,6 +91,7 @@ def test_of_a_user_before_the_owner_has_answered(start: Callable[..., list[Agent
 def test_of_a_user_whose_owner_is_gone(pair: list[Agent]) -> None:
     rref = rpc.remote("w1", int, args=(5,))
     rref.to_here()
+    wait_until(lambda: state_in(rref) == "confirmed")
     pair[1].close("it was killed")
     wait_until(lambda: state_in(rref) != "confirmed")
     assert state_in(rref) == "owner lost"

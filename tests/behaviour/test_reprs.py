@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from behaviour.helpers import wait_until
 from behaviour.standing_in import standing_in
 from farcall import autograd, optim, rpc, testing
 from farcall.compat import autograd as compat_autograd
@@ -169,5 +170,5 @@ def test_no_repr_of_compats_objects_is_an_address(pair: list[Agent]) -> None:
 @pytest.mark.parametrize("transport", ["native"])
 def test_repr_of_a_proxy_says_which_and_of_what(pair: list[Agent], way: str) -> None:
     rref = linear()
-    rref.to_here()
+    wait_until(rref.confirmed_by_owner)  # which changes its repr
     assert repr(getattr(rref, way)()) == f"<rref.{way}() of {rref!r}>"
