@@ -14,6 +14,7 @@ from behaviour.open_group import OpenGroup
 from farcall import rpc
 from farcall.errors import UnknownWorker
 from farcall.runtime.agent import Agent
+from farcall.runtime.calls import retrying
 from farcall.runtime.calls.retrying import Attempts, RepeatedCall
 from farcall.testing.cluster import acting_as
 
@@ -82,9 +83,13 @@ def test_error_of_the_function_is_the_outcome(pair: list[Agent], kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_attempts_are_within_the_deadline(pair: list[Agent], kind: str) -> None:
+def test_all_attempts_are_within_the_deadline(
+    pair: list[Agent], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "LONGEST_PAUSE", 2 * PATIENCE)
+    retry = rpc.Retry(times=5, backoff=2 * PATIENCE)
     with pytest.raises(rpc.PeerLost):
-        call(kind, "w1", lose_twice, timeout=0.5, retry=rpc.Retry(times=5, backoff=PATIENCE))
+        call(kind, "w1", lose_twice, timeout=PATIENCE, retry=retry)
     assert len(_calls) == 1  # the pause would have been too long
 
 
