@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from behaviour.helpers import by_async, by_sync, in_threads, wait_until
+from behaviour.helpers import PATIENCE, by_async, by_sync, in_threads, wait_until
 from behaviour.test_bounded_memory import succeed_often, tables, wait_until_small
 from farcall import rpc
 from farcall.rref import RRef
@@ -112,7 +112,7 @@ def test_calls_without_end_are_kept_until_their_callers_give_up(
     succeed_often(10)
     wait_until_small(*pair)
     for agent in pair:
-        for place in agent.references._values.values():
+        for place in list(agent.references._values.values()):
             wait_until(lambda place=place: len(place._callbacks or ()) < 4)
 
 
@@ -144,7 +144,9 @@ def test_shutdown_waits_for_no_call_that_nobody_waits_for(
         with pytest.raises(rpc.RpcTimeout):
             call(0.01)
     del call
-    with in_threads(*[functools.partial(agent.shutdown, True, 20.0) for agent in pair]) as results:
+    with in_threads(
+        *[functools.partial(agent.shutdown, True, PATIENCE) for agent in pair]
+    ) as results:
         pass
     assert results == [None, None]
 

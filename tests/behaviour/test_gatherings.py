@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,11 @@ def at(pool: ThreadPoolExecutor, agent: Agent, act: Callable[[], Any]) -> Future
     return pool.submit(run)
 
 
+def has_come(leader: Agent, count: int) -> bool:
+    """Return whether so many have come to a gathering that goes on."""
+    return any(len(one.come) == count for one in leader.group.gatherings.incomplete())
+
+
 def outcomes(futures: list[Future[Any]]) -> list[Any]:
     return [future.exception(PATIENCE) or future.result() for future in futures]
 
@@ -56,7 +62,7 @@ def test_tensors_are_gathered(pair: list[Agent], pool: ThreadPoolExecutor) -> No
 
 def test_a_barrier_waits_for_the_last(trio: list[Agent], pool: ThreadPoolExecutor) -> None:
     first = [at(pool, one, lambda: rpc.barrier(ALL)) for one in trio[:2]]
-    wait_until(lambda: any(len(come) == 2 for come in trio[0].group.gatherings._open.values()))
+    wait_until(lambda: has_come(trio[0], 2))
     assert not any(future.done() for future in first)
     last = at(pool, trio[2], lambda: rpc.barrier(ALL))
     assert outcomes([*first, last]) == [None] * 3
@@ -90,12 +96,21 @@ def test_one_that_does_not_come_is_named_to_all(
     trio: list[Agent], pool: ThreadPoolExecutor, late: int
 ) -> None:
     others = [one for one in trio if one is not trio[late]]
-    done = [at(pool, one, lambda: rpc.barrier(ALL, timeout=SHORT)) for one in others]
-    for error in outcomes(done):
-        assert isinstance(error, RpcTimeout)
-        assert f"missing at its end: 'w{late}'" in str(error)
+
+    def is_named(seconds: float) -> bool:
+        """Let the others wait for so long. One of them may come too late for the first one."""
+        barrier = partial(rpc.barrier, ALL, key=f"{seconds} s", timeout=seconds)
+        errors = outcomes([at(pool, one, barrier) for one in others])
+        assert all(isinstance(error, RpcTimeout) for error in errors)
+        return all(f"missing at its end: 'w{late}'" in str(error) for error in errors)
+
+    seconds = SHORT
+    while not is_named(seconds):
+        seconds *= 2
+        assert seconds < PATIENCE
+    same = partial(rpc.barrier, ALL, key=f"{seconds} s", timeout=PATIENCE)
     with pytest.raises(RpcTimeout):  # it hears that the others have given up
-        at(pool, trio[late], lambda: rpc.barrier(ALL, timeout=PATIENCE)).result(PATIENCE)
+        at(pool, trio[late], same).result(PATIENCE)
     again = [at(pool, one, lambda: rpc.barrier(ALL)) for one in trio]
     assert outcomes(again) == [None] * 3
 
@@ -104,8 +119,7 @@ def test_one_that_does_not_come_is_named_to_all(
 def test_all_hear_of_one_that_dies(trio: list[Agent], pool: ThreadPoolExecutor, dies: int) -> None:
     others = [one for one in trio if one is not trio[dies]]
     done = [at(pool, one, lambda: rpc.barrier(ALL, timeout=PATIENCE)) for one in others]
-    gatherings = trio[0].group.gatherings
-    wait_until(lambda: any(len(come) == 2 for come in gatherings._open.values()))
+    wait_until(lambda: has_come(trio[0], 2))
     trio[dies].close()
     for error in outcomes(done):
         assert isinstance(error, PeerLost)

@@ -155,7 +155,7 @@ def test_supervisor_that_dies_is_replaced(start: Any) -> None:
 
 def has_plan(agent: Agent) -> bool:
     """Return whether an agent could supervise."""
-    return any(known.plan is not None for known in supervisors_of(agent)._known.values())
+    return any(known.plan is not None for known in supervisors_of(agent)._all())
 
 
 def fail_to_adopt(agent: Agent, error: Exception, times: int) -> None:

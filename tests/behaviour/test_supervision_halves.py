@@ -70,7 +70,7 @@ def leaders(agents: list[Agent]) -> list[str]:
     return [
         agent.me.name
         for agent in agents
-        for known in supervisors_of(agent)._known.values()
+        for known in supervisors_of(agent)._all()
         if known.leading is not None
     ]
 
