@@ -39,6 +39,19 @@ def often() -> Iterator[None]:
     gc.set_threshold(*usual)
 
 
+@pytest.fixture
+def by_hand() -> Iterator[None]:
+    """Garbage is collected by the test, and by no other thread."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def collect(is_done: Callable[[], bool]) -> None:
+    """Collect garbage. While another thread does, `gc.collect` returns at once."""
+    wait_until(lambda: gc.collect() >= 0 and is_done())
+
+
 @pytest.mark.usefixtures("often")
 def test_collected_destructor_may_call_in_the_middle_of_anything(pair: list[Agent]) -> None:
     futures: list[rpc.Future[Any]] = []
@@ -53,12 +66,12 @@ def test_collected_destructor_may_call_in_the_middle_of_anything(pair: list[Agen
         made = rpc.remote("w1", echo, args=(2,))
         assert rpc.rpc_sync("w1", echo, args=(own,)).to_here() == 3
         assert rpc.rpc_async("w1", echo, args=(made,)).wait().to_here() == 2
-    # While another thread collects, `gc.collect` returns at once.
-    wait_until(lambda: gc.collect() >= 0 and len(futures) == 2 * ROUNDS)
+    collect(lambda: len(futures) == 2 * ROUNDS)
     assert [future.wait() for future in futures[::2]] == [1] * ROUNDS
     assert [future.wait().to_here() for future in futures[1::2]] == [3] * ROUNDS
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> None:
     ready, unready = rpc.RRef(1), rpc.remote("w0", gate.wait)
     uses: dict[str, Callable[[], object]] = {
@@ -96,12 +109,12 @@ def test_collected_destructor_can_not_wait(pair: list[Agent], gate: Gate) -> Non
             refused.append(name)
 
     Ending(try_all)
-    gc.collect()
-    assert refused == list(uses)
+    collect(lambda: refused == list(uses))
     gate.open()
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_refused_shutdown_leaves_the_agent_in_its_place(pair: list[Agent]) -> None:
     refused: list[str] = []
 
@@ -113,8 +126,7 @@ def test_refused_shutdown_leaves_the_agent_in_its_place(pair: list[Agent]) -> No
     set_default_agent(pair[0])
     try:
         Ending(shut_down)
-        gc.collect()
-        assert refused
+        collect(lambda: bool(refused))
         assert default_agent() is pair[0]
     finally:
         set_default_agent(None)
@@ -127,19 +139,21 @@ def test_destructor_that_is_not_collected_may_do_anything(pair: list[Agent]) -> 
     assert values == [1]
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_call_of_a_collected_destructor_fails_as_others_do(pair: list[Agent]) -> None:
     futures: list[rpc.Future[Any]] = []
     Ending(lambda: futures.append(rpc.rpc_async("nobody", echo, args=(1,))))
-    gc.collect()
+    collect(lambda: bool(futures))
     with pytest.raises(UnknownWorker, match="nobody"):
         futures[0].wait()
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_call_of_a_collected_destructor_ends_with_the_agent(pair: list[Agent], gate: Gate) -> None:
     futures: list[rpc.Future[Any]] = []
     with acting_as(pair[0]):
         Ending(lambda: futures.append(rpc.rpc_async("w1", gate.wait)))
-        gc.collect()
+        collect(lambda: bool(futures))
         wait_until(lambda: gate.inside == 1)
     pair[0].close()
     gate.open()
