@@ -70,17 +70,17 @@ def test_parameters_share_locks_as_optimizers_share_parameters() -> None:
     a, b, c = (torch.zeros(1) for _ in range(3))
     first, second = ParameterLocks([a]), ParameterLocks([b])
     both, other = ParameterLocks([b, a]), ParameterLocks([c])
-    assert not excludes(first, second)
+    assert not excludes(first, second, PATIENCE)
     assert excludes(first, both)
     assert excludes(second, both)
-    assert not excludes(other, both)
+    assert not excludes(other, both, PATIENCE)
     other.add([a])
     assert excludes(other, first)
     assert excludes(other, ParameterLocks([c]))
 
 
-def excludes(one: ParameterLocks, other: ParameterLocks) -> bool:
-    """Return whether a thread waits for one lock while another thread holds the other."""
+def excludes(one: ParameterLocks, other: ParameterLocks, seconds: float = 0.05) -> bool:
+    """Return whether a thread waits so long for one lock while another thread holds the other."""
     got_it = threading.Event()
 
     def take() -> None:
@@ -90,7 +90,7 @@ def excludes(one: ParameterLocks, other: ParameterLocks) -> bool:
     thread = threading.Thread(target=take)
     with other.held():
         thread.start()
-        excluded = not got_it.wait(0.05)
+        excluded = not got_it.wait(seconds)
     thread.join(PATIENCE)
     assert got_it.is_set()
     return excluded
