@@ -60,14 +60,18 @@ def worker(name: str, rank: int, **changes: int) -> Worker:
 
 
 def join_all(
-    opened: OpenStore, workers: list[Worker], world_size: int, timeout: float = 20.0
+    opened: OpenStore,
+    workers: list[Worker],
+    world_size: int,
+    timeout: float = 20.0,
+    prefix: str = "a",
 ) -> list[Outcome]:
     """All workers join at once, each from its own thread; what each returned or raised."""
     outcomes: dict[int, Outcome] = {}
 
     def join(index: int) -> None:
         try:
-            outcomes[index] = Rendezvous(opened(), "a").join(workers[index], world_size, timeout)
+            outcomes[index] = Rendezvous(opened(), prefix).join(workers[index], world_size, timeout)
         except Exception as error:
             outcomes[index] = error
 
@@ -96,13 +100,18 @@ def test_groups_with_different_prefixes_do_not_meet() -> None:
 
 
 def test_timeout_names_who_is_here_and_who_is_missing(opened: OpenStore) -> None:
-    outcomes = join_all(opened, [worker("w0", 0), worker("w2", 2)], 4, timeout=0.3)
-    assert [type(outcome) for outcome in outcomes] == [RendezvousTimeout] * 2
-    for outcome in outcomes:
-        assert (
-            "waited 0.3 s: 2 of 4 workers are here: w0 (rank 0), w2 (rank 2); "
-            "missing: rank 1, rank 3"
-        ) in str(outcome)
+    def are_named(timeout: float) -> bool:
+        """Return whether both came before the other one's time was over, and have named all."""
+        workers = [worker("w0", 0), worker("w2", 2)]
+        outcomes = join_all(opened, workers, 4, timeout, prefix=f"{timeout} s")
+        assert [type(outcome) for outcome in outcomes] == [RendezvousTimeout] * 2
+        here = f"waited {timeout} s: 2 of 4 workers are here: w0 (rank 0), w2 (rank 2)"
+        return all(f"{here}; missing: rank 1, rank 3" in str(outcome) for outcome in outcomes)
+
+    timeout = 0.3
+    while not are_named(timeout):
+        timeout *= 2
+        assert timeout < PATIENCE
 
 
 def test_worker_that_comes_after_the_others_gave_up_fails_at_once(opened: OpenStore) -> None:
