@@ -73,17 +73,38 @@ def call_often(team: IdleTeam, begin: float = 100.0) -> None:
             team.note(now)
 
 
+class Pauses(threading.Event):
+    """In the place of the event that ends a team: each pause is as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.over = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.release()
+        return self.over.acquire(timeout=PATIENCE) and self.is_set()
+
+    def set(self) -> None:
+        super().set()
+        self.over.release()
+
+
 @needs_libgomp
 def test_a_team_exists_while_calls_are_frequent(team: IdleTeam) -> None:
+    team._closed = pauses = Pauses()
     assert threads() == []
     before = os_threads()
     call_often(team)
     assert len(threads()) == 1
     await_(lambda: os_threads() == before + 2)  # its own thread, and one of libgomp's
-    await_(lambda: team.asks_at == 0.0)  # it asks for the next call
+    assert pauses.begun.acquire(timeout=PATIENCE)
+    assert team.asks_at == 0.0  # it asks for the next call
     team.note(200.0)
     assert team.asks_at == math.inf
+    pauses.over.release()
+    assert pauses.begun.acquire(timeout=PATIENCE)
     assert len(threads()) == 1
+    pauses.over.release()
     await_(lambda: threads() == [])  # no call came
     await_(lambda: os_threads() == before)
     assert team.asks_at == 0.0
