@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -213,21 +214,18 @@ def test_shutdown_ends_what_waits(agents: list[Agent]) -> None:
         future.wait()
 
 
-noted: list[Any] = []
-
-
-def note(value: Any) -> list[Any]:
-    noted.append(value)
-    return noted.copy()
-
-
 def test_calls_made_in_the_moment_of_the_answer_do_not_overtake(
-    start: Callable[..., list[Agent]], store: Store, monkeypatch: pytest.MonkeyPatch
+    agents: list[Agent], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With one thread functions run in the order in which their calls arrive.
-    agents = start(2, find=store.find, num_worker_threads=1)
-    store.part(agents[0], agents[1].me)
-    noted.clear()
+    arrived: list[str] = []
+    on_request = Agent._on_request
+
+    def note(self: Agent, peer: Any, link: Any, frame: Any, request: Any) -> None:
+        if self is agents[1]:  # functions may begin in another order
+            arrived.append(request.function)
+        on_request(self, peer, link, frame, request)
+
+    monkeypatch.setattr(Agent, "_on_request", note)
     is_known, may_go_on = threading.Event(), threading.Event()
     look_up = agents[0].directory.look_up
 
@@ -240,16 +238,17 @@ def test_calls_made_in_the_moment_of_the_answer_do_not_overtake(
                 may_go_on.wait(PATIENCE)
 
     monkeypatch.setattr(agents[0].directory, "look_up", look_up_slowly)
-    calls = [rpc.rpc_async("w1", note, args=(0,), timeout=0)]
+    calls = [rpc.rpc_async("w1", operator.neg, args=(1,), timeout=0)]
     store.answers.set()
     assert is_known.wait(PATIENCE)
     assert agents[0].directory.known("w1") is not None
-    calls.append(rpc.rpc_async("w1", note, args=(1,)))
-    made = rpc.remote("w1", note, args=(2,))
+    calls.append(rpc.rpc_async("w1", operator.pos, args=(2,)))
+    made = rpc.remote("w1", operator.abs, args=(3,))
     threading.Timer(0.1, may_go_on.set).start()
-    assert rpc.rpc_sync("w1", note, args=(3,)) == [0, 1, 2, 3]
-    assert [call.wait() for call in calls] == [[0], [0, 1]]
-    assert made.to_here() == [0, 1, 2]
+    assert rpc.rpc_sync("w1", operator.index, args=(4,)) == 4
+    assert arrived[:4] == [f"_operator:{name}" for name in ("neg", "pos", "abs", "index")]
+    assert [call.wait() for call in calls] == [-1, 2]
+    assert made.to_here() == 3
 
 
 def times(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
