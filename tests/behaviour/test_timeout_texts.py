@@ -226,7 +226,7 @@ def test_a_deadline_of_a_call_being_served_says_so(
     kept.gate.wait()
     error = kept.errors[0]
     assert isinstance(error, rpc.RpcTimeout)
-    # What was left when it was called, or what the caller had given.
+    # The time that was left when it was called, or that the caller had given.
     told = re.match(r"RPC ran for more than set timeout \((\d+) ms\): ", str(error))
     assert told is not None, error
     assert 0 <= int(told[1]) / 1000 <= limit + 0.001, error

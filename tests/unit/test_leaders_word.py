@@ -90,3 +90,15 @@ def test_a_thread_that_has_lost_the_lead_says_nothing(says: Callable[[Executor],
         assert group.by_leader in ([], [True])
     finally:
         assert group.executor.stop(PATIENCE)
+
+
+def test_the_leader_runs_nothing_before_what_is_queued() -> None:
+    executor = Group(lambda _: None).executor
+    executor.max_running = executor._places.most = 1
+    executor._leader = threading.get_ident()
+    executor._running[-1] = 1, "caller"  # of another thread
+    executor.queue(lambda: None, 1, "caller")
+    # That function ends, and its thread has not yet looked for one that is queued.
+    del executor._running[-1]
+    assert not executor.run_here(lambda: None, 1, "caller")
+    assert executor._queue.size == 1

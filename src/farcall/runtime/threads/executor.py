@@ -177,7 +177,8 @@ class Executor:
         me, running = threading.get_ident(), self._running
         with self._lock:
             has_place = len(running) < self.max_running or self._places.may_run(caller)
-            here = has_place and self._leader == me and me not in running
+            is_next = not self._queue.size or not self._turns.is_any()
+            here = has_place and is_next and self._leader == me and me not in running
             # Most often it may, and that takes no call of Python.
             if here and not (len(self._resting) > 1 and len(self._threads) <= self._queue.plenty):
                 here = self._turns.may_leader_run(depth)
@@ -249,9 +250,8 @@ class Executor:
 
     def is_at_work(self) -> bool:
         """Return whether the calling thread leads or runs a function, so `waiting` has work."""
-        me = threading.get_ident()
         # Of both the thread itself is the only one that makes them so.
-        return me == self._leader or me in self._running
+        return (me := threading.get_ident()) == self._leader or me in self._running
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait for farcall: another thread leads and runs functions instead."""

@@ -17,6 +17,7 @@ One caller may send more than is served. So that it delays the others by little:
 
 QUEUE-3  The callers whose functions are queued take turns; the functions of one caller come in the
          order in which they were queued. Deeper ones that were held back come before all others.
+         No function that comes in takes a place that a queued one could have.
 QUEUE-4  If `max_running` functions run, and none of them is of a certain caller, one of its own
          may run besides: `guests` of these at most, and none if functions run one at a time.
 
