@@ -94,6 +94,11 @@ class Worker:
         self._is_member = self._is_member or self.answer(patience) == "is a member"
         return self._is_member
 
+    def was_late(self) -> bool:
+        """Return whether it has ended by itself, and was stopped before it was a member."""
+        has_ended = bool(select.select([self._process], [], [], 0.0)[0])
+        return has_ended and bool(self.stops) and not self.is_member()
+
     def command(self, command: str) -> None:
         with contextlib.suppress(OSError):
             self._pipe.send(command)
@@ -169,16 +174,34 @@ class Chaos:
         self.all: list[Worker] = []
         self.living: dict[str, Worker] = {}
         self.kills = self.stops = 0
+        self.late = 0  # newcomers whose start took too long, since they were stopped
 
     def meet(self, patience: float = 0.0) -> None:
         """Learn of workers that have started; wait until all have."""
         end = time.monotonic() + patience
+        self._miss_the_late()
         while len(self.living) < WORKERS:
             worker = self._launcher.started(max(0.0, end - time.monotonic()))
             if worker is None:
                 return
             self.all.append(worker)
             self.living[worker.name] = worker
+
+    def _miss_the_late(self) -> bool:
+        """Return whether newcomers have ended by themselves that were stopped in their start."""
+        late = [name for name, worker in self.living.items() if worker.was_late()]
+        for name in late:
+            self.living.pop(name).close()
+        self.late += len(late)
+        return bool(late)
+
+    def settle(self) -> None:
+        """Wait until all workers are members."""
+        self.meet(PATIENCE)
+        while not all(worker.is_member(PATIENCE) for worker in self.living.values()):
+            if not self._miss_the_late():
+                return  # one has ended for no reason that is known here
+            self.meet(PATIENCE)
 
     def wreak(self) -> None:
         end = time.monotonic() + self._seconds
@@ -253,9 +276,7 @@ def _observe(report: Report, settings: Settings, launcher: Launcher, chaos: Chao
     time.sleep(CALM)
     calm, launcher_before = largest(chaos.ask("survey")), launcher.held()
     chaos.wreak()
-    chaos.meet(PATIENCE)
-    for worker in chaos.living.values():
-        worker.is_member(PATIENCE)
+    chaos.settle()
     time.sleep(CALM)
     hung = chaos.ask("rest")
     final = chaos.ask("drained")
@@ -267,9 +288,13 @@ def _observe(report: Report, settings: Settings, launcher: Launcher, chaos: Chao
     status = launcher.process.wait(PATIENCE)
 
     _judge_calls(report, settings.allowed, chaos, hung)
-    report.demand("each kill is one restart, survivors answer and end by themselves",
-                  f"{chaos.kills} kills, {chaos.stops} stops, {restarts} restarts, exit {status}",
-                  restarts == chaos.kills and not status and len(final) == WORKERS)  # fmt: skip
+    ends = (
+        f"{chaos.kills} kills, {chaos.stops} stops, {chaos.late} stopped for too long in init_rpc"
+    )
+    report.demand("each end is one restart, survivors answer and end by themselves",
+                  f"{ends}, {restarts} restarts, exit {status}",
+                  restarts == chaos.kills + chaos.late and not status
+                  and len(final) == WORKERS)  # fmt: skip
     held = [answer["held"] for answer in final if answer["held"]]
     report.demand("no reference, value, running call, context or pass is left",
                   held or "none", not held)  # fmt: skip

@@ -12,6 +12,7 @@ from torch.distributed import HashStore
 
 from farcall.autograd.autograd import Autograd
 from farcall.errors import RendezvousTimeout
+from farcall.ids import Worker
 from farcall.runtime import start
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.options.backend_options import RpcBackendOptions
@@ -110,6 +111,22 @@ def test_start_without_a_limit_has_none(
     assert given[:2] == [0.0, 0.0]
     assert given[2] == start.threading.TIMEOUT_MAX
     assert not math.isinf(given[2])
+
+
+def test_name_is_not_called_taken_when_no_time_is_left_to_ask_its_holder(
+    clock: Clock, waits: Callable[[float], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have this process stopped for longer than its start may take."""
+    waits(0.0)
+
+    def join(*_: object, is_dead: Callable[[Worker], bool]) -> None:
+        clock.now += TIMEOUT
+        is_dead(Worker("w1", 1, 7, pid=4711, host="there"))
+
+    monkeypatch.setattr(Rendezvous, "join", join)
+    text = r"waited 20\.0 s: no time was left to ask whether 'w1', pid 4711 on there, still lives"
+    with pytest.raises(RendezvousTimeout, match=text):
+        begin(None, TIMEOUT)
 
 
 def test_endpoint_that_waits_for_others_has_the_time_that_is_left(

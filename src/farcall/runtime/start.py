@@ -134,10 +134,10 @@ def start_agent(
         )
     )
 
-    @functools.cache  # a host that is dark takes its time, and a worker has a name and an id
-    def is_gone(other: Worker) -> bool:
-        return endpoint.is_gone(other, deadline)
-
+    # Asked once: a host that is dark takes its time, and a worker has a name and an id.
+    is_gone = functools.cache(
+        functools.partial(_is_gone, endpoint, name, options.rpc_timeout, deadline)
+    )
     lookup = Lookup(name, lambda key: rendezvous.ask(me, key), lambda: rendezvous.reopen(me))
     reminder = Reminder(
         name, lookup.find, None if credential.tls is None else rendezvous.is_outdated
@@ -235,6 +235,22 @@ def _join(
     except BaseException:
         rendezvous.give_up()
         raise
+
+
+def _is_gone(
+    endpoint: ListeningEndpoint, name: str, timeout: float, deadline: float, other: Worker
+) -> bool:
+    """Return whether another worker is dead. When in doubt it is not.
+
+    Raises:
+        RendezvousTimeout: no time is left to ask: this process may have been stopped.
+    """
+    if time.monotonic() >= deadline:
+        raise RendezvousTimeout(
+            f"init_rpc of {name!r} waited {timeout:.1f} s: no time was left to ask whether "
+            f"{other.name!r}, pid {other.pid} on {host_name(other.host)}, still lives"
+        )
+    return endpoint.is_gone(other, deadline)
 
 
 def _left(deadline: float) -> float:
