@@ -60,6 +60,7 @@ def tcp_port() -> int:
 def look_again_soon() -> None:
     """Look for a lost worker at once; each loss of the same one doubles a second otherwise."""
     searching.FIRST_SECONDS = 0.01
+    searching.MOST_SECONDS = 1.0
 
 
 def echo(value: Any) -> Any:

@@ -6,8 +6,6 @@ import contextlib
 import logging
 import operator
 import os
-import random
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import relay
 from certificates import Authority
 from crew import Crew, Member, assembled, call, join, leave_all
 from hostile_store import HostileStore, Junk, Replace, Rewrite, SwapRecords, at_file, in_memory
+from launching import free_port
 from patience import PATIENCE
 
 from farcall import rpc
@@ -28,16 +27,6 @@ ENVIRONMENT = {"FARCALL_SECRET": honest.SECRET}
 WITH_SECRET = {"secret": honest.SECRET}
 
 Options = dict[str, Any]
-
-
-def free_port() -> int:
-    """Return a port that no connection takes meanwhile: the system gives these higher ones."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(1024, max(lowest, 32768))
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 # Steps.
@@ -125,8 +114,9 @@ def between(crew: Crew) -> Member:
 def test_relay_that_the_store_names_runs_nothing(
     crew: Crew, transport: str, between: Member, trap: Path, size: int | None
 ) -> None:
+    # It has as many digits as the one that stands for it: else the record would be none.
     port = free_port()
-    caught = between.run(relay.begin, 0, ("127.0.0.1", port))
+    caught = between.run(relay.begin, 0, ("127.0.0.1", int(port)))
     file = crew.init_method.removeprefix("file://")
     environment = {**ENVIRONMENT, "FARCALL_TRANSPORTS": transport}
     second, first = (crew.member(name, **environment) for name in ("w1", "w0"))

@@ -30,7 +30,6 @@ _stores: list[HostileStore] = []
 
 def join_deceived(listen: str, file: str, swapped: dict[str, str], options: dict[str, Any]) -> str:
     """Join as w0 by a store in the attacker's hands; return the error if that fails."""
-    honest.look_again_soon()
     _stores[:] = [at_file(file, Deceive(file, ("w1", "w2"), swapped))]
     made = rpc.RpcBackendOptions(store=_stores[0], rpc_timeout=PATIENCE, listen=listen, **options)
     try:
@@ -45,9 +44,13 @@ def lies() -> int:
     return _stores[0].rewritten
 
 
+def own_name() -> str:
+    return rpc.get_worker_info().name
+
+
 def answer(value: bytes) -> tuple[str, bytes]:
     """Keep a value; return it, and the name of the worker that got it."""
-    return rpc.get_worker_info().name, honest.note(value)
+    return own_name(), honest.note(value)
 
 
 @pytest.mark.parametrize("credential", ["secret", "certificates"])
@@ -70,6 +73,7 @@ def test_store_and_path_in_one_hand_mislead_no_call(
         )
         for member, host in ((first, net.a), *((other, net.b) for other in others)):
             member.run(enter, host)
+            member.run(honest.look_again_soon)
         for rank, (member, port) in enumerate(zip(others, PORTS, strict=True), 1):
             listen = f"{net.addresses[net.b]}:{port}"
             member.run(
@@ -82,22 +86,24 @@ def test_store_and_path_in_one_hand_mislead_no_call(
 
         hostile = b"".join(make(str(trap)) for make in attacker.CVES.values())
         answers = attacker.hostile_answers(str(trap))
+        sent: dict[str, list[bytes]] = {other.name: [] for other in others}
         for change in relay.CHANGES:
             for forth in (True, False):
                 for other, between in zip(others, relays, strict=True):
                     between.run(relay.arm, change, forth)
-                    sent = MARKER + secrets.token_bytes(2000)
-                    got = first.run(honest.try_call, other.name, answer, sent, timeout=0.9)
-                    assert got.error or got.value == (other.name, sent), (change, forth)
-                    assert other.run(honest.all_noted_are, [sent]), (change, forth)
+                    value = MARKER + secrets.token_bytes(2000)
+                    sent[other.name].append(value)
+                    got = first.run(honest.try_call, other.name, answer, value, timeout=0.9)
+                    assert got.error or got.value == (other.name, value), (change, forth)
+                    # A call that has timed out may be noted during a later one.
+                    assert other.run(honest.all_noted_are, sent[other.name]), (change, forth)
                     between.run(relay.inject, hostile if forth else answers, forth)
         for between in relays:
             between.run(relay.play_again)
         for other in others:
-            assert other.run(honest.noted) == 0
             # However long it takes: the truth is among what the store says.
-            reached = first.run(honest.call_until_it_succeeds, other.name, answer, MARKER)
-            assert reached == (other.name, MARKER)
+            assert first.run(honest.call_until_it_succeeds, other.name, own_name) == other.name
+            assert other.run(honest.all_noted_are, sent[other.name])
         for between in relays:
             found, size = between.run(relay.has_seen, MARKER)
             assert size > len(MARKER)
