@@ -228,8 +228,8 @@ class Group(NamedTuple):
     def begun_by_another(self, turn: int) -> Group:
         """Return the group for round number `turn`: another implementation starts first in each.
 
-        The place decides some cases: two equal checkouts differ by a fifth in `echo_16mb`, and
-        the one that starts first is the faster one.
+        The order of the starts decides some cases: of two equal checkouts the one that starts first
+        is faster by a fifth in `echo_16mb`.
         """
         return self._replace(
             implementations={
