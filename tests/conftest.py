@@ -15,6 +15,7 @@ import pytest
 from hostile_reports import pytest_runtest_makereport  # noqa: F401
 from marks import Watch, broken_promise, marks_of
 from patience import PATIENCE
+from warm_starts import WarmStarts
 
 import farcall.log
 
@@ -69,6 +70,18 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "fast":
         config.pluginmanager.register(KeepsFast(), "keeps-fast")
+
+
+_warm_starts = WarmStarts()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give a test and its fixtures warm starts of Python, but for one with the marker `cold`."""
+    if item.get_closest_marker("cold") is not None:
+        return (yield)
+    with _warm_starts.given():
+        return (yield)
 
 
 class KeepsFast:

@@ -35,10 +35,22 @@ UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
     **{f"test_{name}.py": ("network",) for name in OPENS_SOCKETS.split()},
 }
 
+# Where Python processes start warm (tests/zygote.py), but for files whose promise is about the
+# start itself: early signals, forks, memory, and variables that are secret or read early. Most
+# programs of the other directories look at imports.
+START_WARM = ("attacks", "process", "transport")
+START_COLD = (
+    "credentials_of_processes ctrl_c encryption_of_processes forked_workers forks idle "
+    "native_memory openmp_of_processes"
+)
+COLD = frozenset(f"test_{name}.py" for name in START_COLD.split())
+
 
 def marks_of(path: PurePath) -> tuple[str, ...]:
     """Return the names of the markers of the tests in a file."""
-    return UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
+    marks = UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
+    is_warm = path.parent.name in START_WARM or path.name == "test_docs.py"
+    return marks if is_warm and path.name not in COLD else (*marks, "cold")
 
 
 # Python's audit events of what a fast test does not do. C++ of ours raises none.

@@ -361,6 +361,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert f"can't host a store at port {port}: Address already in use" in done.stderr
 
 
+@pytest.mark.cold
 def test_the_launcher_itself_needs_no_torch() -> None:
     program = "import sys, farcall.cli.launch; print('torch' in sys.modules)"
     done = subprocess.run(

@@ -47,6 +47,7 @@ print(looking._descriptors() == (limit - 1, limit - 1))
 """
 
 
+@pytest.mark.cold  # a warm start has a descriptor far from the others
 def test_full_table_of_descriptors_is_no_empty_one() -> None:
     command = [sys.executable, "-c", FULL_TABLE]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

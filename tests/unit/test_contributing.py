@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from marks import MARKS, UNLIKE_THEIR_DIRECTORY
+from marks import COLD, MARKS, UNLIKE_THEIR_DIRECTORY
 
 import farcall
 from farcall.runtime.options.backend_options import RpcBackendOptions
@@ -191,6 +191,7 @@ def test_a_test_has_the_markers_of_its_directory(request: pytest.FixtureRequest)
 def test_every_directory_of_tests_has_its_markers() -> None:
     tests = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
     assert set(MARKS) == tests
+    assert {path.name for path in ROOT.glob("tests/*/test_*.py")} >= COLD
     unit = {path.name for path in ROOT.glob("tests/unit/test_*.py")}
     assert set(UNLIKE_THEIR_DIRECTORY) <= unit
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]

@@ -1,0 +1,213 @@
+"""A warm start (tests/zygote.py) is as good as a real one: what a program can see is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="zygotes adopt as Linux does")
+
+# A zygote does not know -X, so that is a real start; the number is the one that Python has anyway.
+COLD = (sys.executable, "-X", f"int_max_str_digits={sys.get_int_max_str_digits()}")
+WARM = (sys.executable,)
+
+SEES = """
+import __main__, json, os, signal, sys, threading
+import multiprocessing as mp
+
+def lines_of(path):
+    with open(path, "rb") as file:
+        return [line.decode() for line in file.read().split(bytes(1)) if line]
+
+seen = {
+    "argv": sys.argv,
+    "main": [__name__, globals().get("__file__"), __main__.__dict__ is globals()],
+    "names": sorted(globals()),
+    "package": __package__,
+    "path": sys.path,
+    "parent": os.getppid(),
+    "leads": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
+    "folder": os.getcwd(),
+    "environment": {n: v for n, v in os.environ.items() if n != "PYTEST_CURRENT_TEST"},
+    "shown": sorted(x for x in lines_of("/proc/self/environ") if "PYTEST_CURRENT" not in x),
+    "command": [x for x in lines_of("/proc/self/cmdline") if "-X" not in x and "_digits=" not in x],
+    "descriptors": sorted(int(n) for n in os.listdir("/proc/self/fd") if int(n) < 500),
+    "handlers": [repr(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGPIPE)],
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "threads": [thread.name for thread in threading.enumerate()],
+    "processes": [mp.current_process().name, mp.parent_process()],
+    "output": [sys.stdout.write_through, sys.stderr.line_buffering, sys.stdout.encoding],
+    "flags": list(sys.flags)[:3] + [sys.warnoptions],
+    "input": sys.stdin.read(),
+}
+print(json.dumps([seen, "zygote" in sys.modules]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(SEES)
+    (tmp_path / "module.py").write_text(SEES)
+    return tmp_path
+
+
+def ended(command: tuple[str, ...], *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *words], capture_output=True, text=True, check=False, timeout=PATIENCE, **how
+    )
+
+
+def both_see(*words: str, **how: Any) -> dict[str, Any]:
+    """Return what a program sees, the same after a warm start and after a real one."""
+    found: list[dict[str, Any]] = []
+    for command, is_warm in ((WARM, True), (COLD, False)):
+        done = ended(command, *words, **how)
+        assert done.returncode == 0, done.stderr
+        seen, was_warm = json.loads(done.stdout)
+        assert was_warm == is_warm
+        found.append(seen)
+    warm, cold = found
+    assert [(name, warm[name], cold[name]) for name in cold if warm[name] != cold[name]] == []
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "words", [["program.py"], ["./program.py"], ["-m", "module"], ["-c", SEES], ["-u", "-c", SEES]]
+)
+def test_a_program_finds_what_a_real_start_gives_it(words: list[str], folder: Path) -> None:
+    seen = both_see(*words, "a", "--flag", cwd=folder, input="read this")
+    assert (seen["parent"], seen["input"]) == (os.getpid(), "read this")
+    assert seen["argv"][1:] == ["a", "--flag"]
+
+
+@contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    before = signal.signal(number, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(number, before)
+
+
+def test_settings_of_the_start_reach_the_program(folder: Path) -> None:
+    read, write = os.pipe()
+    program = str(folder / "program.py")
+    more = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OF_THIS_TEST": "a\nb="}
+    with os.fdopen(read), os.fdopen(write), ignored(signal.SIGINT):
+        seen = both_see("-W", "ignore", program, env={**os.environ, **more}, pass_fds=[write])
+        assert signal.SIGUSR2 in seen["blocked"]
+        assert "SIG_IGN" in seen["handlers"][0]
+        assert write in seen["descriptors"]
+    threads = ("-c", "import torch; print(torch.get_num_threads())")
+    assert ended(WARM, *threads, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout == "1\n"
+    assert ended(WARM, *threads, env={**os.environ, "OMP_NUM_THREADS": "7"}).stdout == "7\n"
+    assert both_see(program, start_new_session=True)["leads"] == [True, True]
+    assert both_see(program, process_group=0)["leads"] == [False, True]
+
+
+ENDINGS = {
+    "pass": 0,
+    "raise SystemExit(3)": 3,
+    "raise SystemExit('why')": 1,
+    "def f():\n    raise ValueError('no')\nf()": 1,
+    "this is no Python": 1,
+    "import os; os._exit(4)": 4,
+    "raise KeyboardInterrupt": -signal.SIGINT,
+    "import os; os.kill(os.getpid(), 2)": -signal.SIGINT,
+    "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    "import atexit, threading as t\natexit.register(print, 'last')\nprint('first', end='')\n"
+    "t.Thread(target=lambda: (t.main_thread().join(), print('a thread'))).start()": 0,
+}
+
+
+@pytest.mark.parametrize("program", ENDINGS)
+@pytest.mark.parametrize("kind", ["file", "code", "module"])
+def test_a_program_ends_as_after_a_real_start(program: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(program)
+    words = {"file": ["ends.py"], "code": ["-c", program], "module": ["-m", "ends"]}[kind]
+    warm, cold = (ended(command, *words, cwd=tmp_path) for command in (WARM, COLD))
+    assert (warm.returncode, warm.stdout, warm.stderr) == (
+        ENDINGS[program],
+        cold.stdout,
+        cold.stderr,
+    )
+
+
+def test_what_only_a_real_start_can_do_is_one(tmp_path: Path) -> None:
+    is_warm = ("-c", "import sys; print('zygote' in sys.modules)")
+    assert ended(WARM, *is_warm).stdout == "True\n"
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"):
+        assert ended(WARM, *is_warm, env={**os.environ, name: "/"}).stdout == "False\n"
+    assert ended(("env", *WARM), *is_warm).stdout == "False\n"
+    assert ended(WARM, *is_warm, umask=0).stdout == "False\n"
+    assert ended(WARM, "-X", "dev", *is_warm).stdout == "False\n"
+    assert "No such file" in ended(WARM, "nowhere.py").stderr
+    with pytest.raises(FileNotFoundError):
+        ended(WARM, *is_warm, cwd=tmp_path / "nowhere")
+
+
+STARTS = """
+import multiprocessing, os, subprocess, sys
+own = "import os, sys; print('zygote' in sys.modules, os.getppid())"
+
+def work(pipe):
+    pipe.send(("zygote" in sys.modules, os.getppid()))
+
+if __name__ == "__main__":
+    warm, parent = subprocess.check_output([sys.executable, "-c", own], text=True).split()
+    print(warm, int(parent) == os.getpid())
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,))
+    process.start()
+    warm, parent = ours.recv()
+    process.join()
+    print(warm, parent == os.getpid(), process.exitcode)
+    if os.fork() == 0:
+        warm = subprocess.check_output([sys.executable, "-c", own], text=True).split()[0]
+        print("in a fork", warm, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_a_warm_program_starts_is_warm_and_its_own_child(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    done = ended(WARM, str(tmp_path / "starts.py"))
+    assert done.stdout == "True True\nTrue True 0\nin a fork False\n", done.stderr
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGKILL])
+def test_the_zygote_of_a_program_ends_with_it(number: int) -> None:
+    code = (
+        "import os; pid = os.getpid(); "
+        "print(open(f'/proc/{pid}/task/{pid}/children').read(), flush=True); input()"
+    )
+    with subprocess.Popen(
+        [*WARM, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        [child] = program.stdout.readline().split()
+        death = os.pidfd_open(int(child))
+        try:
+            if number:
+                program.send_signal(number)
+            else:
+                program.stdin.write("\n")
+                program.stdin.flush()
+            assert select.select([death], [], [], PATIENCE)[0]
+        finally:
+            os.close(death)
