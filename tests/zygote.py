@@ -36,7 +36,8 @@ from typing import Any
 from warm_starts import Zygote, install
 from zygote_jobs import Job, Program, read_early, receive, send
 
-PRELOADED = ("torch", "farcall", "farcall.cli.commands")
+# An optimizer of torch imports Dynamo, which takes as long as the rest of torch.
+PRELOADED = ("torch", "torch._dynamo", "farcall.rpc", "farcall.optim", "farcall.cli.commands")
 IN_THE_WAY = 600  # no test has so many descriptors
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 EVERY_MAIN_HAS = {"__name__", "__doc__", "__package__", "__loader__", "__spec__"}
@@ -49,6 +50,8 @@ def serve(descriptor: int) -> Callable[[], None]:
     _variables_here.update(read_early(os.environb))
     for module in PRELOADED:
         importlib.import_module(module)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"one of {PRELOADED} starts a thread, and a fork would lack it")
     gc.collect()
     gc.freeze()  # else the collectors of all forks copy what they share
     return _serve(socket.socket(fileno=descriptor))
