@@ -78,6 +78,14 @@ def remember() -> None:
     _kept["before"] = before
 
 
+def is_more(now: Any, before: Any) -> bool:
+    """Return whether descriptors have come; of anything else, True.
+
+    A file that another thread read at that moment may have been among those of `remember`.
+    """
+    return not isinstance(now, dict) or bool(Counter(now) - Counter(before))
+
+
 def settle() -> Differences:
     """Wait until no more is held than at `remember`. What is, if that takes too long."""
     differences: Differences = {}
@@ -86,7 +94,11 @@ def settle() -> Differences:
     while time.monotonic() < deadline:
         gc.collect()
         now, before = held(), _kept["before"]
-        differences = {what: (before[what], now[what]) for what in now if now[what] != before[what]}
+        differences = {
+            what: (before[what], now[what])
+            for what in now
+            if now[what] != before[what] and is_more(now[what], before[what])
+        }
         if not differences:
             return {}
         pause.wait(0.01)

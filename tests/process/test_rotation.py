@@ -88,6 +88,11 @@ def logs(text: str) -> bool:
         return _logged.wait_for(lambda: any(text in line for line in _lines), PATIENCE)
 
 
+def found(peer: str) -> bool:
+    """Wait until this worker finds a peer, which may have yet to sign with its new certificate."""
+    return [member.name for member in rpc.wait_for(peer, timeout=PATIENCE)] == [peer]
+
+
 def both_kinds(peer: str) -> bool:
     _small(peer)
     _large(peer)
@@ -161,6 +166,7 @@ class Group:
         newcomer = self.member(name)
         self.start(newcomer, 100 + self._count, files.config)
         for member in self.members:
+            assert newcomer.run(found, member.name)
             assert newcomer.run(both_kinds, member.name)
             assert member.run(both_kinds, name)
         newcomer.run(rpc.shutdown, graceful=False)

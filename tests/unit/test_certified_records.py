@@ -474,6 +474,16 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_new_certificate(
     assert group.ask(me, "w1") is None
 
 
+def take_files(config: TlsConfig, renewed: TlsConfig) -> None:
+    """Put renewed files in the place of those of a worker."""
+    files = zip(
+        (config.cert, config.key, config.ca), (renewed.cert, renewed.key, renewed.ca), strict=True
+    )
+    for path, other in files:
+        Path(path).write_bytes(Path(other).read_bytes())
+        os.utime(path, (1, 1))  # the clock of a file system may stand for some milliseconds
+
+
 @pytest.mark.parametrize("looks", range(6))
 def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certificate(
     authority: Authority,
@@ -487,12 +497,7 @@ def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certific
     group = join(store, me, authority.signer("w1"))
     new = Authority(tmp_path, "new")
     second = join(store, newcomer, new.signer("w2"))
-    config = authority.issue("w1")
-    files = (config.cert, config.key, config.ca)
-    renewed = new.issue("w1")
-    for path, other in zip(files, (renewed.cert, renewed.key, renewed.ca), strict=True):
-        Path(path).write_bytes(Path(other).read_bytes())
-        os.utime(path, (1, 1))  # the clock of a file system may stand for some milliseconds
+    take_files(authority.issue("w1"), new.issue("w1"))
     read, so_far = second._board.read, count()
 
     def look(*args: Any) -> Any:
@@ -502,6 +507,19 @@ def test_a_newcomer_waits_for_a_worker_that_is_about_to_sign_with_a_new_certific
 
     second._board.read = look  # type: ignore[method-assign]
     assert second.ask(newcomer, "w1") == me
+
+
+def test_a_worker_that_has_signed_with_a_new_certificate_is_in_the_list_of_newcomers(
+    authority: Authority, tmp_path: Path, store: HashStore
+) -> None:
+    me, newcomer = worker("w1", 1), worker("w2", 2)
+    group = join(store, me, authority.signer("w1"))
+    new = Authority(tmp_path, "new")
+    second = join(store, newcomer, new.signer("w2"))
+    assert second.roll() == [newcomer]
+    take_files(authority.issue("w1"), new.issue("w1"))
+    assert group.ask(me, "w1") == me
+    assert second.roll() == [me, newcomer]
 
 
 def test_a_new_certificate_is_noticed_long_before_the_store_is_reminded() -> None:

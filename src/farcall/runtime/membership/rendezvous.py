@@ -7,7 +7,8 @@ store. Under the prefix are
     name/<name>, rank/<id>   the record of the worker that has this name, this id: up or left
     members, member/<n>      the log of all names there ever were, in order
     next_id                  counter for workers that come without a rank
-    joined                   counter of those that have joined a group whose workers come and go
+    joined                   counter of those that have joined a group whose workers come and go,
+                             and of records that were signed anew: both change who is there
     confirmed/<id>, gate     of a group of fixed size: see `fixed_group.py`
     board                    see `signed_store.py`, also for which of these are signed
 
@@ -174,7 +175,7 @@ class Rendezvous:
     def roll(self) -> list[Worker]:
         """Return all workers that are up; some may have left since this was last asked.
 
-        Cheap if no worker has joined since then.
+        Cheap if no worker has joined, or signed anew, since then.
 
         Raises:
             RuntimeError: the store is gone.
@@ -229,11 +230,14 @@ class Rendezvous:
 
     def _sign_again(self, worker: Worker) -> None:
         credential = self._signer.credential()
-        record = Record(worker)
+        record, is_there = Record(worker), False
         for key in (f"name/{worker.name}", f"rank/{worker.id}"):
             found = self._board.read(key, RECORD)
             if record in (found.value, found.claim):
                 self._board.write(key, found.raw, RECORD, record)
+                is_there = True
+        if is_there:  # else newcomers that did not believe the records keep their list without it
+            self._board.add("joined", 1)
         self._signed_with = credential
 
     def workers(self, deadline: float = math.inf) -> list[Worker]:
