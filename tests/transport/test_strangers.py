@@ -223,6 +223,22 @@ def test_strangers_fill_no_log(far: Station, caplog: pytest.LogCaptureFixture) -
     assert len(refused) == 1
 
 
+def test_wrong_secret_is_named_although_its_host_has_had_its_line(
+    networked_station: StationMaker, warnings: queue.Queue[str]
+) -> None:
+    far = networked_station("far", secret=b"right")
+    far.read()
+    with dial(far) as sock:
+        say(sock, b"GET / HTTP/1.1\r\n\r\n")
+    assert "refused a connection" in warnings.get(timeout=PATIENCE)
+    for _ in range(3):
+        with pytest.raises(AuthenticationFailed):
+            networked_station("near", secret=b"wrong").connect(far)
+    assert "check FARCALL_SECRET" in warnings.get(timeout=PATIENCE)
+    far.close()  # joins the threads of handshakes
+    assert warnings.empty()
+
+
 @pytest.mark.usefixtures("bystander")
 def test_random_bytes_at_the_address_do_nothing(far: Station) -> None:
     draw = random.Random(7)

@@ -211,9 +211,7 @@ class Acceptor:
             return
         # The agent's own decisions are nothing to warn of.
         level = logging.WARNING if visitor.guest.reason is None else logging.DEBUG
-        self._strangers.log(
-            visitor.origin, level, "refused a connection from %s: %s", visitor.who, error
-        )
+        self._strangers.log_refusal(visitor.origin, level, visitor.who, error)
 
     def _make_way(self, visitor: Visitor) -> None:
         self._say_refused(visitor, LinkError("too many connections that have proven nothing"))

@@ -284,8 +284,7 @@ class Connections(Generic[L]):
             # The agent's own decisions are nothing to warn of, nor is one that died or gave up.
             is_usual = self._closed or visitor.guest.reason is not None or isinstance(error, Ended)
             level = logging.DEBUG if is_usual else logging.WARNING
-            said = "refused a connection from %s: %s"
-            self._strangers.log(visitor.origin, level, said, visitor.who, error)
+            self._strangers.log_refusal(visitor.origin, level, visitor.who, error)
         finally:
             self._no_longer_shakes(visitor.sock)
         if goes_back:  # at once it may come to another thread, which notes that it shakes hands

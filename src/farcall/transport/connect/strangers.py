@@ -1,10 +1,16 @@
-"""Log lines about strangers, of which there may be any number: one a minute for each origin."""
+"""Log lines about strangers, of which there may be any number: one a minute for each origin.
+
+A refused credential has a line of its own: workers of one host have one origin, and the line that
+names a wrong secret or certificate must not be left out because another process there was late.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+
+from farcall.errors import AuthenticationFailed
 
 LINES = 10  # of all origins together
 SECONDS = 60.0
@@ -27,6 +33,11 @@ class StrangerLog:
         self._began = -SECONDS
         self._told: set[tuple[str, int]] = set()
         self._left_out = 0
+
+    def log_refusal(self, origin: str, level: int, who: str, error: OSError) -> None:
+        """Log why a connection came to nothing; see `log`."""
+        about = f"credential of {origin}" if isinstance(error, AuthenticationFailed) else origin
+        self.log(about, level, "refused a connection from %s: %s", who, error)
 
     def log(self, origin: str, level: int, message: str, *args: object) -> None:
         """Log a message, as `Logger.log` does, behind the name of this worker.
