@@ -225,15 +225,17 @@ rpc._init_rpc_backend(
     store=dist.HashStore(), name="alone", rank=0, world_size=1,
     rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
 )
-go_on = threading.Event()
+go_on, is_in_try = threading.Event(), threading.Event()
 
 def hold():
+    is_in_try.wait()
     print("called", flush=True)
     go_on.wait()
     return 3
 
 futures = [rpc.rpc_async("alone", hold, timeout=0)]
 try:
+    is_in_try.set()
     if "{wait}" == "wait_all":
         torch.futures.wait_all(futures)
     else:
