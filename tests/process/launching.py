@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import ports
 from patience import PATIENCE
 
 FARCALL = (sys.executable, "-c", "import sys; from farcall.cli import main; sys.exit(main())")
@@ -81,8 +79,5 @@ def written(folder: Path, text: str, name: str = "program.py") -> Path:
 
 
 def free_port() -> str:
-    """Return a port that is free, and that the system gives to no program without a demand."""
-    while True:
-        port = random.randrange(10000, 30000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return str(port)
+    """Return a port, see `ports`, as commands and the environment take it."""
+    return str(ports.free_port())

@@ -122,10 +122,11 @@ def test_a_name_that_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_workers_are_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert of(machine.ports, "store").level == "wrong"  # no port
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    found = of(machine.ports, "store")
+    with socket.socket() as silent:  # it has the port, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        found = of(machine.ports, "store")
     assert (found.level, f"127.0.0.1:{port}" in found.text) == ("look", True)
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 from patience import PATIENCE
+from ports import free_port
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from farcall import rpc
@@ -29,12 +30,6 @@ from farcall.runtime.membership.stores import bounded, host_of, open_store
 
 Outcome = list[Worker] | BaseException
 OpenStore = Callable[[], Store]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=["hash", "file", "tcp"])

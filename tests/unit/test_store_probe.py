@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from ports import free_port
 from torch.distributed import TCPStore
 
 from farcall.errors import RendezvousError, RendezvousTimeout
@@ -32,10 +33,12 @@ def _no_thread_is_left() -> Iterator[None]:
     assert [one for one in left if one not in before] == []
 
 
-def refused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def refused_port() -> Iterator[int]:
+    """Give a port that refuses connections, and that no other program can take."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield int(silent.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -97,8 +100,8 @@ def test_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not failures
 
 
-def test_a_closed_port() -> None:
-    port = refused_port()
+def test_a_closed_port(refused_port: int) -> None:
+    port = refused_port
     with pytest.raises(RendezvousTimeout) as raised:
         find(f"tcp://127.0.0.1:{port}")
     assert (
@@ -335,7 +338,7 @@ def test_a_store_that_comes_later_is_found(
         found.set()
 
     monkeypatch.setattr(store_probe, "_ask", notice)
-    port = refused_port()
+    port = free_port()
     threading.Thread(target=search, daemon=True).start()
     assert asked.wait(PATIENCE)
     server = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
