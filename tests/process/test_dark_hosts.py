@@ -27,6 +27,8 @@ MEGABYTE = 1 << 20
 _heard: list[PeerLost] = []
 _hears = threading.Event()
 _listening = ExitStack()
+_begun: list[rpc.Future[int]] = []
+_made: list[rpc.RRef[dict[object, object]]] = []
 
 
 @pytest.fixture
@@ -36,14 +38,23 @@ def net() -> Iterator[Network]:
 
 
 @pytest.fixture(params=["native", "socket"])
-def pair(crew: Crew, net: Network, request: pytest.FixtureRequest) -> list[Member]:
+def transport(request: pytest.FixtureRequest) -> str:
     if request.param == "native":
         pytest.importorskip("farcall._native")
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(crew: Crew, net: Network, transport: str) -> list[Member]:
+    return start_pair(crew, net, transport, BOUND)
+
+
+def start_pair(crew: Crew, net: Network, transport: str, bound: float) -> list[Member]:
     members = [
         crew.member(
             FARCALL_SECRET=SECRET,
-            FARCALL_TRANSPORTS=request.param,
-            FARCALL_DEAD_HOST_TIMEOUT=str(BOUND),
+            FARCALL_TRANSPORTS=transport,
+            FARCALL_DEAD_HOST_TIMEOUT=str(bound),
             FARCALL_TCP_STREAMS="4",
         )
         for _ in range(2)
@@ -181,10 +192,9 @@ def call_again_and_again(to: str) -> str:
 
 
 def send_without_waiting(to: str) -> list[str]:
-    """Return the ends of calls without timeouts: a wait for the network would wait for the loss."""
+    """Return the ends of calls without timeouts."""
     value = rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0)
     made = rpc.remote(to, dict, timeout=0)
-    assert not value.done()
     ended = []
     for wait in (value.wait, made.to_here):
         try:
@@ -192,6 +202,25 @@ def send_without_waiting(to: str) -> list[str]:
         except PeerLost as error:  # OwnerDied is one
             ended.append(error.worker)
     return ended
+
+
+def begin_calls(to: str) -> bool:
+    """Return whether a call has ended; a wait for the network would take as long as the test."""
+    _begun.append(rpc.rpc_async(to, operator.add, args=(1, 2), timeout=0))
+    _made.append(rpc.remote(to, dict, timeout=0))
+    return _begun[0].done()
+
+
+def ends_of_calls() -> tuple[object, object]:
+    return _begun[0].wait(), _made[0].to_here()
+
+
+def test_call_to_a_dark_host_does_not_wait_for_it(crew: Crew, net: Network, transport: str) -> None:
+    first, _ = start_pair(crew, net, transport, 2 * PATIENCE)
+    net.cut()
+    assert first.run(begin_calls, "w1") is False
+    net.join()
+    assert first.run(ends_of_calls) == (3, {})
 
 
 def leave_gracefully() -> None:

@@ -267,7 +267,27 @@ def lives() -> dict[str, float]:
 
 @pytest.mark.parametrize("beginning", BEFORE_HELLO)
 def test_stranger_has_two_seconds_to_say_hello(lives: dict[str, float], beginning: str) -> None:
-    assert HELLO_SECONDS <= lives[beginning] < PROOF_SECONDS
+    assert lives[beginning] >= HELLO_SECONDS  # how much longer depends on the machine
+    assert given(BEFORE_HELLO[beginning], Terms(SECRET)) == HELLO_SECONDS
+
+
+def given(beginning: bytes, terms: Terms) -> float:
+    """Return how many seconds the worker gives a stranger that has sent so much."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        me = Identity("distant", 1, new_incarnation())
+        guest = Guest(me, terms, Listening(), StreamRegistry())
+        visitor = Visitor(here, "somebody", "somewhere", guest, 10.0)
+        there.sendall(beginning)
+        visitor.advance()
+        return visitor.until - 10.0
+
+
+def said_by(worker: Identity) -> bytes:
+    """Return a whole hello to any worker without a credential."""
+    wanted = handshake.Wanted()
+    return Conversation(lambda channel: handshake.greet(channel, worker, Terms(), wanted)).take()
 
 
 def greeted(worker: Worker, stack: contextlib.ExitStack) -> socket.socket:
@@ -300,16 +320,18 @@ def handshakes_under_way() -> list[str]:
 
 
 def test_stranger_who_need_prove_nothing_has_five_seconds(lives: dict[str, float]) -> None:
-    assert HELLO_SECONDS < lives["a hello"] < 3 * PROOF_SECONDS
+    assert lives["a hello"] >= PROOF_SECONDS
+    assert given(said_by(Identity("stranger", 7, new_incarnation())), Terms()) == PROOF_SECONDS
 
 
+@pytest.mark.usefixtures("endless")
 def test_strangers_who_need_prove_nothing_do_not_hold_up_closing(side: SideMaker) -> None:
     insecure = side("insecure")
     with contextlib.ExitStack() as stack:
         strangers = [greeted(insecure.worker, stack) for _ in range(3)]
         insecure.close()
         for sock in strangers:
-            assert how_long(sock, time.monotonic()) < PROOF_SECONDS
+            assert how_long(sock, time.monotonic()) < PATIENCE
 
 
 def test_time_that_admission_takes_is_not_the_strangers() -> None:
