@@ -44,7 +44,7 @@ def test_endpoints_leave_no_descriptor_open(network: Net) -> None:
         near.connect(far).exchange(request(1), soon())
         near.close()
         far.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None:
@@ -57,7 +57,7 @@ def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None
             near.connect(far)
         far.lost()
     far.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_refused_connections_leave_no_descriptor_open(networked_station: StationMaker) -> None:

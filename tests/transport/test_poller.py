@@ -143,7 +143,7 @@ def test_closed_poller_takes_wakes_and_leaves_no_descriptor() -> None:
         made = kind()
         made.close()
         made.wake()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_selectors_stand_in_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:

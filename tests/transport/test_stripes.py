@@ -315,7 +315,7 @@ def test_endpoints_leave_no_connection_open(station: StationMaker) -> None:
         check_call(near.connect(far), 1)  # connections may be on their way
         near.close()
         far.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_end_in_the_middle_of_a_buffer_is_told_to_both(
