@@ -11,6 +11,7 @@ from typing import Any
 
 import pairing
 import pytest
+from collector import frozen  # noqa: F401  # a fixture
 
 from behaviour.helpers import Gate
 from farcall.runtime.agent import Agent

@@ -11,6 +11,7 @@ from typing import Any
 
 import fake_mpi
 import pytest
+from collector import frozen  # noqa: F401  # a fixture
 from sides import BareLink, Side, SideMaker
 from stations import (
     AuthenticatingEndpoint,

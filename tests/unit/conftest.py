@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from collector import frozen  # noqa: F401  # a fixture
 
 from farcall.serde import Serializer, serializer
 
