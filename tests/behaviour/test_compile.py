@@ -17,6 +17,7 @@ import torch._dynamo
 from patience import PATIENCE
 
 import farcall
+from behaviour.compiling import quiet_dynamo  # noqa: F401  # a fixture
 from behaviour.standing_in import standing_in, stands_in
 from farcall import autograd, rpc
 from farcall.compat.rpc.quirks import LIKE_TORCH

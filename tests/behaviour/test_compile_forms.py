@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo
 
+from behaviour.compiling import quiet_dynamo  # noqa: F401  # a fixture
 from behaviour.standing_in import stands_in
 from farcall import autograd, rpc
 from farcall.compat.rpc.quirks import LIKE_TORCH
