@@ -91,10 +91,17 @@ FINDS = {
 NEEDS_DEATHS = {BackwardBug.REPORTS_ONE_WAY}  # found once in 6000 schedules with drawn faults
 
 
+# The schedules that find the rare ones; these are tried first.
+FOUND_BY = {
+    BackwardBug.GIVES_ALL_BEFORE_AVERAGING: 466,
+    BackwardBug.REPORTS_ONE_WAY: 935,
+}
+
+
 @pytest.mark.parametrize("bug", BackwardBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
     faults = DEADLY if bug in NEEDS_DEATHS else None
-    for seed in range(2000):
+    for seed in (FOUND_BY.get(bug, 0), *range(2000)):
         violations = simulate_backward(seed, faults, bug=bug).violations
         if violations:
             assert violations[0].invariant in FINDS[bug]

