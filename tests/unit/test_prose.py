@@ -117,16 +117,17 @@ def joined(path: str, comments: Iterator[tuple[int, str]]) -> Iterator[Piece]:
 
 def strings_of_python(path: str, text: str) -> Iterator[Piece]:
     docstrings = set()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node) or ""
             docstrings.add(node.body[0].lineno if docstring else 0)
             line = node.body[0].lineno if docstring else 0
             yield Piece(path, line, docstring, True, is_plain_function(node))
-    for node in ast.walk(tree):
-        match node:
-            case ast.Constant(value=str(value)) if " " in value and node.lineno not in docstrings:
+    for node in nodes:
+        if isinstance(node, ast.Constant):
+            value = node.value
+            if isinstance(value, str) and " " in value and node.lineno not in docstrings:
                 yield Piece(path, node.lineno, value)
 
 

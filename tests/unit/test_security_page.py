@@ -34,7 +34,7 @@ def names_of_tests(folder: Path) -> set[str]:
     return {
         node.name
         for tree in trees
-        for node in ast.walk(tree)
+        for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
 

@@ -9,6 +9,7 @@ nothing. A child that is run with `check=True` counts as well, for it may assert
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def shows_a_check(test: ast.AST) -> bool:
     )
 
 
+@functools.cache
 def silent_tests() -> set[str]:
     found = set()
     for path in sorted(ROOT.rglob("test_*.py")):
