@@ -124,14 +124,14 @@ def test_calls_whose_link_could_not_be_dialled(
     pair: list[Agent], call: Way, error: Callable[[], Exception]
 ) -> None:
     with dials_that_fail(pair[0], error):
-        fail_often(500, call, echo, (1,))
-    succeed_often(500)
+        fail_often(200, call, echo, (1,))
+    succeed_often(200)
     wait_until_small(*pair)
 
 
 @pytest.mark.parametrize("call", WAYS)
 def test_calls_between_those_that_could_not_be_sent(pair: list[Agent], call: Way) -> None:
-    for _ in range(300):
+    for _ in range(100):
         with dials_that_fail(pair[0], NotSent):
             fail_often(3, call, echo, (1,))
         succeed_often(3)
@@ -140,7 +140,7 @@ def test_calls_between_those_that_could_not_be_sent(pair: list[Agent], call: Way
 
 def test_references_dropped_before_their_creation_fails(pair: list[Agent]) -> None:
     with dials_that_fail(pair[0], NotSent):
-        for _ in range(500):
+        for _ in range(200):
             rpc.remote("w1", echo, args=(1,))
     succeed_often(10)
     wait_until_small(*pair)
@@ -148,7 +148,7 @@ def test_references_dropped_before_their_creation_fails(pair: list[Agent]) -> No
 
 @pytest.mark.parametrize("call", [by_sync, by_async])
 def test_calls_that_were_given_up(pair: list[Agent], gate: Gate, call: Way) -> None:
-    fail_often(400, call, wait_at, (gate,), timeout=0.001)
+    fail_often(200, call, wait_at, (gate,), timeout=0.001)
     gate.open()
     succeed_often(100)
     wait_until_small(*pair)
@@ -193,18 +193,18 @@ def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> Non
 def test_requests_that_a_peer_does_not_take(pair: list[Agent], call: Way) -> None:
     fault = Fault(of_type(Request), losses=1_000_000)
     inject(pair[0], [fault])
-    fail_often(500, call, echo, (1,))
+    fail_often(200, call, echo, (1,))
     fault.losses = 0
-    succeed_often(300)
+    succeed_often(200)
     wait_until_small(*pair)
 
 
 @pytest.mark.parametrize("call", WAYS)
 def test_calls_with_what_can_not_be_sent(pair: list[Agent], call: Way) -> None:
-    fail_often(300, call, echo, (Unpicklable(),))
-    fail_often(300, call, echo, (Unloadable(),))
-    fail_often(300, call, unpicklable)
-    fail_often(300, call, echo, timeout=-1.0)
+    fail_often(100, call, echo, (Unpicklable(),))
+    fail_often(100, call, echo, (Unloadable(),))
+    fail_often(100, call, unpicklable)
+    fail_often(100, call, echo, timeout=-1.0)
     succeed_often(100)
     wait_until_small(*pair)
 
