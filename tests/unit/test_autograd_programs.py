@@ -382,11 +382,20 @@ BUGS = {
 }
 
 
+# The programs that find the rare ones; these are tried first.
+FOUND_BY = {
+    prepares_everything: 43,
+    gives_gradients_no_graph: 39,
+    sends_no_links_under_no_grad: 21,
+    cuts_the_graph_at_each_message: 39,
+}
+
+
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_planted_bug_is_found(monkeypatch, plant):
     plant(monkeypatch)
     with Bench(rpc_timeout=5) as bench:
-        for seed in range(300):
+        for seed in (FOUND_BY.get(plant, 0), *range(300)):
             found, _ = attempt(bench, [generate(seed)])
             if found:
                 assert BUGS[plant] in found.splitlines()[0]
