@@ -21,9 +21,22 @@ Way = Callable[..., Any]
 each_way = pytest.mark.parametrize("way", [by_sync, by_async, by_remote])
 
 
+# The threads that there were when the test began: workers of all tests have the same names, and a
+# function of an earlier one may still wait.
+earlier: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def only_own_threads() -> None:
+    """Count none of the threads that earlier tests have left."""
+    earlier.clear()
+    earlier.update(threading.enumerate())
+
+
 def threads_of(worker: str) -> int:
     """Return how many threads serve a worker's calls."""
-    names = [thread.name.rpartition("-")[0] for thread in threading.enumerate()]
+    own = set(threading.enumerate()) - earlier
+    names = [thread.name.rpartition("-")[0] for thread in own]
     return names.count(f"farcall-{worker}")
 
 
