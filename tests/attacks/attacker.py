@@ -164,7 +164,7 @@ def rest_of_handshake(secured: bool) -> bytes:
 
 
 def dial(url: str) -> socket.socket:
-    """Connect to an address of a worker, whoever one is."""
+    """Connect to an address of a worker, without any credential."""
     if url.startswith("unix:@"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(PATIENCE)
@@ -237,7 +237,7 @@ def believe_in(names: dict[str, str]) -> None:
         current_agent().directory.add(worker)
 
 
-# With the credential: as a member, or somebody who stole the secret.
+# With the credential: as a member, or as the thief of a secret.
 
 
 class Session:
@@ -284,7 +284,7 @@ class Session:
 
 
 def enter(url: str, secret: str | None, seconds: float = PATIENCE, **me: Any) -> Session:
-    """Do the dialler's handshake as whoever `me` says, with a secret if there is one."""
+    """Do the dialler's handshake with the identity `me`, and with a secret if there is one."""
     sock = dial(url)
     identity = Identity(**{"name": "mallory", "id": 7, "incarnation": new_incarnation(), **me})
     key = None if secret is None else secret.encode()
@@ -412,7 +412,7 @@ def membership() -> bytes:
 
 
 def without_signature(key: str, value: bytes) -> bytes:
-    """Return what a worker reads in the place of the record of w1: the same, signed by nobody."""
+    """Return what a worker reads in the place of the record of w1: the same, unsigned."""
     if not key.endswith("/name/w1"):
         return value
     body, _ = msgspec.msgpack.decode(value)
@@ -446,8 +446,8 @@ def _exchange(to: str, frame: Frame) -> Outcome:
 def punch_holes(least: int) -> int:
     """Free the pages of this worker's segments of so many bytes or more; return how many those are.
 
-    They are sealed, so nobody can make them smaller. But no seal that leaves them writable keeps
-    their pages.
+    They are sealed, so no process can make them smaller. But no seal that leaves them writable
+    keeps their pages.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     count = 0

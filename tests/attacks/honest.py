@@ -159,7 +159,7 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> int:
-    """Begin to measure anew; return what is resident now, in bytes."""
+    """Begin to measure anew; return the resident memory now, in bytes."""
     torch.ones(1)
     Path("/proc/self/clear_refs").write_text("5")
     return peak_bytes()

@@ -14,7 +14,7 @@ Rewrite = Callable[[str, bytes], bytes]
 
 
 class HostileStore(Store):  # type: ignore[misc]
-    """Hands everything on to another store, but rewrites what is read.
+    """Hands everything on to another store, but rewrites the values read.
 
     Args:
         rewrite: gets each key and its value; returns what the worker reads.

@@ -1,4 +1,4 @@
-"""Somebody on the path between two workers: reads, changes, drops, repeats, reorders, injects.
+"""An attacker between two workers, who reads, changes, drops, repeats, reorders and injects.
 
 A relay knows bytes and no protocol. In a network of `tests/process/networks.py` it sits on the
 router, which hands it every connection to the address of one host, whatever the store says.
@@ -24,7 +24,7 @@ Change = Callable[[bytes, random.Random], bytes]
 
 
 def flip(data: bytes, draw: random.Random) -> bytes:
-    """One bit of what is behind the first bytes, which may be a length: that would be noticed."""
+    """Flip a bit behind the first bytes, which may be a length: that would be noticed."""
     at = draw.randrange(len(data) // 2, len(data))
     return data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
 
@@ -160,9 +160,9 @@ class Relay:
 
 
 def intercept(net: Network, hosts: Sequence[str]) -> None:
-    """From now on what is sent to these hosts of a network is taken by the router itself.
+    """Have the router itself take all traffic to these hosts of a network from now on.
 
-    What the router sends to them goes to them: the way is another one for what came in by a wire.
+    The router's own traffic to them still goes to them: only packets from a wire are diverted.
     """
     for number, wire in enumerate(("to1", "to2")):
         table = str(100 + number)

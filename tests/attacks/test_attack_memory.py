@@ -95,7 +95,7 @@ def test_shared_tensor_that_is_cut_off_kills_no_worker_with_a_policy(
 
 
 def test_shared_tensor_that_is_cut_off_kills_a_worker_without_a_policy(crew: Crew) -> None:
-    """The control, and what the guide says of the option."""
+    """Show as the control that one cut tensor kills a worker, as the guide says of the option."""
     pytest.importorskip("farcall._native")
     member, _ = honest.pair(crew, "native", shared_tensors="handle")
     member.start(lend_and_cut_off, "w1")

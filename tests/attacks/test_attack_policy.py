@@ -1,4 +1,4 @@
-"""A member under `policy=Only(...)`: what is not listed does not run, load, import or crash."""
+"""A member under `policy=Only(...)`: unlisted names do not run, load, import or crash."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_member_reads_no_reference_by_guessing_its_number(crew: Crew, transport:
     for member in members:
         member.result()
     owner, holder, thief = members
-    owner.run(share, "a value that nobody was given")
+    owner.run(share, "a value that no worker was given")
     assert holder.run(hold_at, "w0", "a value of w1")
     for member in members:
         thief.run(call, member.name, honest.echo, 1)

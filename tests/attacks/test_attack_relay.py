@@ -1,4 +1,4 @@
-"""Somebody who controls the path between two hosts reads, changes and runs nothing."""
+"""An attacker who controls the path between two hosts reads, changes and runs nothing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_a_relay_injects_does_not_run(scene: Scene, trap: Path, tmp_path: P
         gate.touch()
         got = first.result()
         assert got.error or got.value is True, way
-        # w1 has read what was injected before the next frames of the same connection, w0 likewise.
+        # w1 has read the injected bytes before the next frames of the same connection, w0 likewise.
         first.run(honest.try_call, "w1", operator.add, 1, 2)
         assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
         assert second.run(honest.call_until_it_succeeds, "w0", operator.add, 1, 2) == 3

@@ -1,4 +1,4 @@
-"""Somebody who controls the store: sends no call astray, runs nothing, declares nobody dead."""
+"""An attacker who controls the store sends no call astray, runs nothing, and ends no worker."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def own_name() -> str:
 
 
 def try_junk(part: str, junk: bytes, size: int | None) -> str:
-    """Start and end a worker of a group of one at a store full of junk; return what was raised."""
+    """Start and end a worker of a group of one at a store full of junk; return the error."""
     store = in_memory(Junk(part, junk))
     options = rpc.RpcBackendOptions(store=store, rpc_timeout=0.5, listen="127.0.0.1")
     try:

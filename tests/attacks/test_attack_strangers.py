@@ -53,7 +53,7 @@ def test_cves_of_torch_rpc_do_nothing(
     assert reachable
     for cve, make in attacker.CVES.items():
         for url in reachable:
-            # The refusal, of whatever kind, is what is wanted.
+            # A refusal, of whatever kind, is wanted.
             with contextlib.suppress(OSError, RuntimeError):
                 session = attacker.enter(url, None)
                 session.say(make(str(trap)))
@@ -67,7 +67,7 @@ def test_cves_of_torch_rpc_do_nothing(
 def test_cves_are_real_for_a_member_without_a_policy(
     crew: Crew, transport: str, tmp_path: Path
 ) -> None:
-    """The control: the same frames, from a worker that has the secret and has been let in."""
+    """Send the same frames, as the control, from a worker with the secret that has been let in."""
     environment = {"FARCALL_SECRET": honest.SECRET}
     first, second = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
     for cve, make in attacker.CVES.items():
@@ -149,7 +149,7 @@ def test_stranger_without_a_certificate_gets_no_further_than_the_handshake(
 
 
 def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -> None:
-    """The control: what every setting but this one keeps out."""
+    """Show as the control that `insecure=True` lets in all that every other setting keeps out."""
     worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
     worker.run(join, "w0", 0, 0, crew.init_method, insecure=True, listen="127.0.0.1")
     (url,) = [url for url in worker.run(honest.urls) if url.startswith("tcp:")]
@@ -178,6 +178,6 @@ def sockets_of_a_cluster() -> int:
 
 
 def test_what_a_stranger_sends_is_a_pickle_that_would_run(trap: Path) -> None:
-    """The control of the traps themselves."""
+    """Show as the control that the traps themselves work."""
     pickle.loads(pickle.dumps(attacker.Trap(str(trap))))
     assert trap.exists()

@@ -129,7 +129,7 @@ def slow_times(gate: Gate, shared: Shared, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_backward_passes_that_overlap_for_sure(trio: list[Agent], gate: Gate) -> None:
-    """All are in their callee's backward function when the first one may go on."""
+    """Have every pass inside its callee's backward function when the first one may go on."""
     shared = Shared()
 
     def train(seed: int) -> None:

@@ -113,7 +113,7 @@ def forward_to(run: Run, to: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_call_without_tensors_carries_the_context(trio: list[Agent]) -> None:
-    """The callee's results of such a call are part of the context."""
+    """Make the callee's results of such a call part of the context."""
     run = DistributedRun()
     with dist_autograd.context() as run.context_id:
         weights(run, b="w2")
@@ -396,7 +396,7 @@ def test_gradient_by_what_arrived_is_torchs_own_affair(pair: list[Agent]) -> Non
 
 
 def test_a_thread_that_ends_leaves_no_context_behind(pair: list[Agent]) -> None:
-    """A worker's threads serve other calls later: a context must not stay in them."""
+    """Leave no context in a worker's threads, which serve other calls later."""
     for _ in range(50):
         with dist_autograd.context():
             rpc.rpc_sync("w1", torch.sin, args=(LEAF,))

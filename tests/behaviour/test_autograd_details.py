@@ -114,7 +114,7 @@ def checkpointed_call(run: Run, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_checkpoint_around_calls(trio: list[Agent]) -> None:
-    """The calls are made again in the backward pass; what they record then is not used."""
+    """Make the calls again in the backward pass, and use nothing that they record then."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", a="w1", b="w2")
@@ -327,7 +327,7 @@ async def check_training(run: DistributedRun, name: str, started: asyncio.Barrie
 
 
 def test_contexts_of_several_asyncio_tasks(pair: list[Agent]) -> None:
-    """A context belongs to its task, as long as the thread runs that."""
+    """Tie a context to its task, for as long as the thread runs that task."""
     run = DistributedRun()
     names = [f"x{number}" for number in range(5)]
     weights(run, w="w1", **dict.fromkeys(names, "w0"))

@@ -224,7 +224,7 @@ def slow_part(gate: Gate, run: Run, x: torch.Tensor) -> torch.Tensor:
 def test_error_does_not_wait_for_workers_that_are_busy(
     trio: list[Agent], gate: Gate, call: Any
 ) -> None:
-    """The root raises while another worker's backward function still runs."""
+    """Raise at the root while another worker's backward function still runs."""
     run = start_run(call)
     fuse = Fuse(ValueError("planted"))
     with dist_autograd.context() as run.context_id:

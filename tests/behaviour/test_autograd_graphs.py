@@ -252,7 +252,7 @@ def test_same_root_twice(pair: list[Agent]) -> None:
 
 
 def test_backward_of_a_part_that_runs_in_a_callee(pair: list[Agent]) -> None:
-    """The callee runs backward; its leaves and the caller's get their gradients."""
+    """Run backward in the callee, and give gradients to its leaves and to the caller's."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", a="w1")

@@ -330,7 +330,7 @@ def no_gradient_back(run: Run, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_custom_function_that_gives_no_gradient_to_what_arrived(pair: list[Agent]) -> None:
-    """The sender is reached, but never gets a gradient: its leaves have none, and nothing hangs."""
+    """Reach the sender, but give it no gradient: its leaves have none, and no worker hangs."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", y="w0", w="w1")

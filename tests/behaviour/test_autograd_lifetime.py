@@ -65,7 +65,7 @@ class Watch(Here):
         return torch.from_numpy(array)
 
     def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor from a node that is watched, as are its result and its gradient."""
+        """Return the same tensor from a watched node, with its result and its gradient watched."""
         watched: torch.Tensor = _Watched.apply(tensor, self, name)
         return watched
 
@@ -257,7 +257,7 @@ def test_call_that_ends_after_its_context(
 def test_backward_part_that_ends_after_its_context(
     trio: list[Agent], gate: Gate, watch: Watch
 ) -> None:
-    """The root has given up, because of an error elsewhere."""
+    """Let the root give up, because of an error elsewhere."""
     run = start_run()
     watch.error = ValueError("planted")
     with dist_autograd.context() as run.context_id, pytest.raises(ValueError, match="planted"):
@@ -299,7 +299,7 @@ def test_creator_that_is_lost(trio: list[Agent], watch: Watch) -> None:
 
 
 def test_worker_in_the_middle_that_is_lost(trio: list[Agent], watch: Watch) -> None:
-    """The last one knows the context from that one only."""
+    """Lose the only worker from which the last one knows the context."""
     run = start_run()
     with dist_autograd.context() as run.context_id:
         loss = run.call("w1", forward_to, run, watch, run["x"]).sum()

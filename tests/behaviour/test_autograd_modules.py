@@ -362,7 +362,7 @@ def changed_after_sending(run: Run) -> Any:
 
 
 def test_sent_tensor_changed_in_place_after_it_was_sent(pair: list[Agent]) -> None:
-    """The gradient belongs to the sent values, and not to what became of the tensor."""
+    """Give the gradient to the sent values, whatever the tensor holds afterwards."""
     compare(pair, changed_after_sending)
 
 

@@ -202,7 +202,7 @@ def from_then(run: Run, to: str, x: torch.Tensor) -> Any:
 
 @async_execution
 def chained(run: Run, route: list[str], x: torch.Tensor) -> Any:
-    """Each worker hands on to the next one, and works on what comes back."""
+    """Hand on to the next worker of the route, and work on its result."""
     if not route:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(x * 2)
@@ -213,7 +213,7 @@ def chained(run: Run, route: list[str], x: torch.Tensor) -> Any:
 
 @async_execution
 def call_in_then(run: Run, x: torch.Tensor) -> Any:
-    """A callback that makes the next call: the context is active there, too."""
+    """Make the next call in a callback, where the context is active, too."""
     first = run.call_async("w2", times, run, "of w2", x)
     return first.then(lambda done: run.call("w0", times, run, "of w0", done.wait() + run["a"]))
 

@@ -155,7 +155,7 @@ def test_calls_that_were_given_up(pair: list[Agent], gate: Gate, call: Way) -> N
 
 
 def test_calls_that_were_given_up_while_they_were_sent(pair: list[Agent]) -> None:
-    """The deadline passes while a thread is about to write the request."""
+    """Let the deadline pass while a thread is about to write the request."""
     agent = pair[0]
     connect, linked = agent.endpoint.connect, agent.endpoint.linked
     expired = threading.Event()
@@ -301,7 +301,7 @@ def interrupt_on_link(agent: Agent, name: str, patch: pytest.MonkeyPatch, after:
 def test_remote_that_was_interrupted_and_whose_request_is_late(  # WRK-3
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The question whether the value was made goes another way; it must not come first."""
+    """Let the question whether the value was made go another way, but not come first."""
     caller, owner = pair
     owner.call("w0", echo, (1,))  # that is the other way
     to = caller.directory.resolve("w1")
@@ -367,7 +367,7 @@ def test_calls_that_were_interrupted_anywhere(
 
 
 def test_answers_to_cancels_that_could_not_be_written(pair: list[Agent], gate: Gate) -> None:
-    """A caller forgets an abandoned call when it is answered: the answer must come, if late."""
+    """Answer a cancel late, but answer it: a caller forgets an abandoned call only then."""
     agent = pair[1]
     answer = agent.control.answer
     lost: list[Any] = []

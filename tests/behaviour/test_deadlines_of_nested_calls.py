@@ -83,7 +83,7 @@ def outer(call: str, started: Gate, ended: Gate, gate: Gate, box: Box) -> None:
 def test_a_call_that_begins_after_the_deadline_of_its_caller(
     inherits: bool, gate: Gate, call: str
 ) -> None:
-    """A loop that was started by `rpc_async`, and never awaited, goes on calling with compat."""
+    """Go on calling after the deadline, as a loop may that `rpc_async` started; compat lets it."""
     started, ended, box = Gate(), Gate(), Box()
     ended.open()
 

@@ -21,7 +21,7 @@ def note(caller: str) -> None:
 
 
 def call_back(to: str) -> int:
-    """A nested call, and one of the callee's own callbacks."""
+    """Make a nested call, which runs a callback of the callee's own."""
     future = rpc.rpc_async(to, echo, args=(1,)).then(lambda done: done.value() + 1)
     return int(future.wait())
 

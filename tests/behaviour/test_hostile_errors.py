@@ -34,7 +34,7 @@ FROM_METHODS = (ValueError, SystemExit, KeyboardInterrupt)
 
 
 def _class_of(member: str, raises: type[BaseException], base: type) -> type:
-    """A class, found in this module by its name, one of whose members raises when it is used.
+    """Return a class, found in this module by its name, one of whose members raises when used.
 
     `__new__` raises only the second time, and attributes of the instance may be set by the base.
     """

@@ -228,7 +228,7 @@ def set_later(name: str) -> rpc.Future[None]:
 
 @rpc.functions.async_execution
 def set_when_answered(name: str) -> rpc.Future[None]:
-    """The callback runs in a thread of the agent that receives the answer."""
+    """Set the name in a callback, which a thread of the agent that gets the answer runs."""
     return rpc.rpc_async("w0", abs, args=(1,)).then(lambda _: set_it(name))
 
 
@@ -395,7 +395,7 @@ def by_pickled_result(name: str) -> None:
 
 
 def by_answer(name: str) -> None:
-    """An answer that no thread waits for is unpickled by a thread of the agent."""
+    """Have a thread of the agent unpickle an answer, since no thread waits for it."""
     assert rpc.rpc_async("w1", Rebuilt, args=(name,)).wait() == name
 
 
@@ -412,7 +412,7 @@ def by_release(name: str) -> None:
 
 
 def by_dropped_answer(name: str) -> None:
-    """The future is not referenced any more: its value ends in the thread that completes it."""
+    """Drop the future, so that its value ends in the thread that completes it."""
     gate = Gate()
     rpc.rpc_async("w1", collected_after, args=(gate, name))
     gate.open()

@@ -78,7 +78,7 @@ def test_error_of_any_worker_begins_as_torchs_does(late: list[Agent], to: str, c
 
 @pytest.mark.parametrize("transport", ["native"])
 def test_error_through_a_worker_names_both_in_turn(late: list[Agent]) -> None:
-    """The one that was called first, as torch does. "w0" has never met "w2"."""
+    """Name the worker that was called first, as torch does. "w0" has never met "w2"."""
     with pytest.raises(ValueError, match="inside") as raised:
         rpc.rpc_sync("w1", fail_through, args=("w2",))
     lines = str(raised.value).splitlines()

@@ -73,7 +73,7 @@ def test_answer_of_a_worker_that_leaves_at_once_is_not_lost(
     is_lost = threading.Event()
 
     def too_late(peer: Peer, call_id: int) -> PendingCall | None:
-        """The caller has its answer, but is slow to say so."""
+        """Be slow to say that the caller has its answer."""
         second.close()
         assert is_lost.wait(PATIENCE)
         return arrived(peer, call_id)

@@ -32,7 +32,7 @@ class Store:
     def find(self, key: str | int, deadline: float) -> Worker | None:
         self.asked.append(key)
         if self.state == "gone":
-            raise NotAsked("nobody hosts it")
+            raise NotAsked("no process hosts it")
         if self.state == "silent":
             threading.Event().wait(max(0.0, deadline - time.monotonic()))
             raise StoreIsLate("it has not answered in time")
@@ -120,7 +120,7 @@ def fetch(reference: rpc.RRef[Any]) -> Any:
 
 
 def test_who_was_lost_is_not_found_again(agents: list[Agent]) -> None:
-    """A member may not know yet that a worker is gone."""
+    """Raise `PeerLost`, though another member may not know yet that the worker is gone."""
     first, second, third = agents
     peer = first.directory.add(third.me)
     first.losses.lose(peer, "the test says so")

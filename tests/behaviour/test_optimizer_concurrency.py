@@ -340,7 +340,7 @@ def local_passes(rref: rpc.RRef[Any], count: int) -> list[float]:
 def test_contexts_that_step_at_once_do_not_mix_their_gradients(
     pair: list[Agent], hogwild: bool
 ) -> None:
-    """Each of two parameters gets gradients of one thread's contexts only."""
+    """Give each of two parameters gradients of one thread's contexts only."""
     rrefs = [rpc.remote("w1", make_parameter, args=(torch.zeros(64),)) for _ in range(2)]
     optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=1.0, hogwild=hogwild)
     agent = current_agent()

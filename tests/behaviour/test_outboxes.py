@@ -165,7 +165,7 @@ def test_arguments_may_be_changed_at_once(pair: list[Agent], stuck: Stuck) -> No
 
 
 def test_calls_that_wait_end_at_their_deadline(pair: list[Agent], stuck: Stuck) -> None:
-    """Each at its own, also behind one that has more time."""
+    """End each call at its own deadline, also behind a call that has more time."""
     first = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
     for _ in range(5):
         others = [rpc.rpc_async("w1", echo, args=(1,), timeout=0.05) for _ in range(300)]

@@ -29,7 +29,7 @@ def call(kind: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def lose_twice() -> str:
-    """A function that is lost with some worker, the first two times."""
+    """Fail the first two times, as if some worker had been lost."""
     _calls.append("lost")
     if len(_calls) < 3:
         raise rpc.PeerLost("w9", "it died")

@@ -153,7 +153,7 @@ def test_wait_for_has_the_agents_timeout(group: OpenGroup) -> None:
 
 @pytest.mark.usefixtures("boss")
 def test_wait_for_is_not_content_with_the_dead(group: OpenGroup) -> None:
-    """The store has the record of one that died; it comes back."""
+    """Wait although the store has the record of a worker that died, until it comes back."""
     die(group.join("a"))
     with pytest.raises(RpcTimeout, match="'a'"):
         rpc.wait_for("a", timeout=SHORT)

@@ -270,7 +270,7 @@ def test_nobody_left_gives_up_in_a_fixed_group(pair: list[Agent]) -> None:
     others, _ = rpc.supervise(children, follow=True)
     pair[1].close()
     assert others.rpc_sync(retry=5).add() == 1
-    assert others.owner_name() == "w0"  # itself, rather than nobody
+    assert others.owner_name() == "w0"  # itself, rather than no worker
 
 
 STRATEGIES = {"one_for_one": [11, 1, 11], "rest": [11, 1, 1], "all": [1, 1, 1]}

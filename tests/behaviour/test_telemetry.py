@@ -288,7 +288,7 @@ def test_a_call_to_a_worker_that_leaves(pair: list[Agent], spans: Spans, gate: G
 
 
 def test_a_worker_with_a_policy_takes_part(start: Callable[..., list[Agent]], spans: Spans) -> None:
-    """A refused name is no method of its: others can't fill its metrics with names."""
+    """Count a refused name as no method of the worker: others can't fill its metrics with names."""
     start(2, policies={"w1": rpc.Only([operator.add])})
     assert add_at("w1") == 3
     both(spans, ADD)

@@ -41,7 +41,7 @@ class Store:
 
     def find(self, name: str | int, deadline: float) -> Worker | None:
         if self.is_dark:
-            raise NotAsked("nobody hosts it")
+            raise NotAsked("no process hosts it")
         return self.worker
 
 
@@ -59,7 +59,7 @@ def test_owner_that_can_not_be_looked_up_is_not_dead(trio: list[Agent], store: S
     reference = rpc.remote("w2", echo, args=(3,))
     store.is_dark = True
     for _ in range(2):
-        with pytest.raises(RpcTimeout, match=r"worker 'w2', .* asked: nobody hosts it"):
+        with pytest.raises(RpcTimeout, match=r"worker 'w2', .* asked: no process hosts it"):
             rpc.rpc_sync("w1", fetch, args=(reference,))
     store.is_dark = False
     assert rpc.rpc_sync("w1", fetch, args=(reference,)) == 3
@@ -141,7 +141,7 @@ def test_answer_with_a_reference_whose_owner_can_not_be_looked_up(
     wait_until(lambda: non_zero(trio[0].references.statistics()) == {"held": 1})
     store = Store(trio[0], trio[2].me)
     store.is_dark = True
-    with pytest.raises(RpcTimeout, match="nobody hosts it"):
+    with pytest.raises(RpcTimeout, match="no process hosts it"):
         way("w1", fetch, args=(kept,))
     store.is_dark = False
     assert way("w1", fetch, args=(kept,)).to_here() == 3

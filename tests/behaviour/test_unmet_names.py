@@ -75,7 +75,7 @@ def by_async(timeout: float) -> float:
 
 
 def by_async_at_once(timeout: float) -> float:
-    """The arguments can't be kept, so the calling thread looks for the callee."""
+    """Pass arguments that can't be kept, so that the calling thread looks for the callee."""
     return rpc.rpc_async("w1", drop, args=(Unkeepable(),), timeout=timeout).wait()
 
 
@@ -145,7 +145,7 @@ def test_a_name_that_nobody_has(store: Store) -> None:
 @pytest.mark.usefixtures("agents")
 def test_a_store_that_is_gone(store: Store) -> None:
     store.is_gone = True
-    with pytest.raises(UnknownWorker, match="could not be asked: nobody hosts it"):
+    with pytest.raises(UnknownWorker, match="could not be asked: no process hosts it"):
         rpc.rpc_async("w1", echo, args=(1,)).wait()
 
 

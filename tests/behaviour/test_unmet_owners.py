@@ -164,9 +164,9 @@ def test_an_answer_waits_for_it(agents: list[Agent], store: Store) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_an_answer_that_can_not_have_it(agents: list[Agent], store: Store, seconds: float) -> None:
     threading.Timer(seconds, store.answers.set).start()
-    text = "result of .*make can't be sent: .* find destination name 'nobody'"
+    text = "result of .*make can't be sent: .* find destination name 'absent'"
     with acting_as(agents[2]), pytest.raises(SerializationError, match=text):
-        rpc.rpc_sync("w0", make, args=("nobody",))
+        rpc.rpc_sync("w0", make, args=("absent",))
     settle(agents)
 
 
@@ -193,7 +193,7 @@ def test_a_worker_that_there_is_not(agents: list[Agent], store: Store, to: Any) 
 
 def test_a_store_that_is_gone(agents: list[Agent], store: Store) -> None:
     store.is_gone = True
-    with pytest.raises(UnknownWorker, match="could not be asked: nobody hosts it"):
+    with pytest.raises(UnknownWorker, match="could not be asked: no process hosts it"):
         rpc.remote("w1", echo, args=(1,)).to_here()
     settle(agents)
 

@@ -65,7 +65,7 @@ class Frames:
 
 
 def least(counts: list[list[str]]) -> list[str]:
-    """The names of the call with the fewest: finalizers may run in the middle of any call."""
+    """Return the names of the call with the fewest: finalizers may run in any call."""
     return min(counts, key=len)
 
 

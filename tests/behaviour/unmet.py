@@ -23,7 +23,7 @@ class Store:
     def find(self, name: str | int, deadline: float) -> Worker | None:
         self.deadlines.append(deadline)
         if self.is_gone:
-            raise NotAsked("nobody hosts it")
+            raise NotAsked("no process hosts it")
         self.asked.set()
         if not self.answers.wait(max(0.0, deadline - time.monotonic())):
             raise StoreIsLate("it has not answered in time")

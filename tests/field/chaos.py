@@ -138,7 +138,7 @@ class Launcher:
                 self._workers.put(self._listener.accept())
 
     def started(self, patience: float = 0.0) -> Worker | None:
-        """A worker that has started, or has been started again."""
+        """Return a worker that has started or been started again; None if there is none in time."""
         with contextlib.suppress(Empty):
             return Worker(self._workers.get(timeout=patience), self._folder)
         return None

@@ -49,7 +49,7 @@ def trial(report: Report, settings: Settings) -> None:
         right = sum(number for number, _ in results)
         errors = [error for _, found in results for error in found]
         report.demand(
-            f"{count} workers all-to-all from nothing, nobody dead",
+            f"{count} workers all-to-all from nothing, no worker dead",
             f"{right} of {count * (count - 1)} values in {took:.1f} s, "
             f"{len(dead)} losses {dead[:2]}, errors {errors[:2]}",
             right == count * (count - 1) and not dead,

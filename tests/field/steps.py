@@ -99,7 +99,7 @@ def attempt(to: str, timeout: float, at: float = 0.0, lasts: float = 0.0) -> Out
 def attempt_while_holding(
     to: str, timeout: float, at: float, lasts: float, hold_at: float, seconds: int
 ) -> tuple[Outcome, float]:
-    """An `attempt` in a process whose GIL is held by another thread; also when that ended."""
+    """Run `attempt` while another thread holds the GIL; also return when that thread let go."""
     released: list[float] = []
     holder = threading.Thread(target=lambda: released.append(hold_interpreter(hold_at, seconds)))
     holder.start()

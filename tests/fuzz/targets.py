@@ -244,7 +244,7 @@ def streams() -> Iterable[bytes]:
 
 @target(streams)
 def frame(data: bytes) -> None:
-    """The first byte says in which pieces the others come. All ways give the same frames."""
+    """Read the frames in pieces whose length the first byte says: all ways give the same frames."""
     if not data:
         return
     zeros, piece = (ZEROS, READ_SIZE // 2) if data[0] > 0xF0 else (0, 1 + data[0])
@@ -398,7 +398,7 @@ def dumped(more: Iterable[object], *, strict: bool) -> Iterable[bytes]:
 
 @target(lambda: dumped((), strict=False))
 def plain(data: bytes) -> None:
-    """The compiled reader. The first byte: how many buffers come beside the pickle."""
+    """Read with the compiled reader. The first byte says how many buffers come, too."""
     if SERIALIZER.plain is None or not data:
         return
     buffers = [bytearray(80_000) for _ in range(data[0] % 4)]
@@ -418,7 +418,7 @@ MORE = (
 
 @target(lambda: dumped(MORE, strict=True))
 def strict(data: bytes) -> None:
-    """The reader of workers that have a policy. The first byte: see `plain`."""
+    """Read with the reader of workers that have a policy. The first byte is that of `plain`."""
     if not data:
         return
     buffers = [bytearray(80_000) for _ in range(data[0] % 4)]
@@ -455,7 +455,7 @@ def failures() -> Iterable[bytes]:
 
 @target(failures)
 def failure(data: bytes) -> None:
-    """An exception that a peer describes to a worker that has a policy."""
+    """Load an exception that a peer describes to a worker that has a policy."""
     try:
         read = decode_message(Kind.FAILURE, data)
     except BadFrame:

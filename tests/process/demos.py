@@ -26,7 +26,7 @@ def run_farcall(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def start_session(*command: str) -> subprocess.Popen[str]:
     """Starts a command in a session of its own, that Ctrl-C can end."""
-    # Tests may run where it is ignored, as a shell has it for what is in the background.
+    # Tests may run where it is ignored, as a shell has it for commands in the background.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(

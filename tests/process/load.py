@@ -63,7 +63,7 @@ def held() -> Held:
 
 
 def prepare() -> Held:
-    """Called before `init_rpc`. What is held then."""
+    """Return the things held before `init_rpc`."""
     torch.set_num_threads(1)  # so that all threads are Python's
     return held()
 
@@ -87,7 +87,7 @@ def is_more(now: Any, before: Any) -> bool:
 
 
 def settle() -> Differences:
-    """Wait until no more is held than at `remember`. What is, if that takes too long."""
+    """Wait until no more is held than at `remember`; return the surplus if that takes too long."""
     differences: Differences = {}
     pause = threading.Event()
     deadline = time.monotonic() + PATIENCE / 2
@@ -115,7 +115,7 @@ def leave_and_settle(before: Held) -> Differences:
     return {**differences, "own threads": ([], own)} if own else differences
 
 
-# What is called.
+# Functions that are called remotely.
 
 
 def _step() -> None:

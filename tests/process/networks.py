@@ -98,7 +98,7 @@ def network(*, ipv6_only: bool = False) -> Iterator[Network]:
 
 
 def enter(namespace: str) -> None:
-    """A step: this thread, and those that it starts, are on that host from now on."""
+    """Put this thread, and those that it starts, on that host from now on. A step."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):

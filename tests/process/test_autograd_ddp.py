@@ -107,7 +107,7 @@ def test_training_with_the_distributed_optimizer(group: Group) -> None:
     ],
 )
 def test_no_sync_and_several_passes(group: Group, passes: list[str], is_averaged: bool) -> None:
-    """A pass that averages averages what earlier ones left in the context, too."""
+    """Average in a pass what earlier ones left in the context, too."""
     alone = [gradients_alone("SeveralModules", rank, len(passes)) for rank in range(TRAINERS)]
     group.run(begin_program, "SeveralModules", {})
     for _ in range(2):

@@ -1,8 +1,8 @@
-"""Processes die during distributed backward passes: the root hears of it, nobody keeps anything.
+"""Processes die during distributed backward passes: the root hears of it, no worker keeps anything.
 
 A backward function of the victim waits forever when the victim is killed. No outcome depends on
-how long anything takes; the seconds that are checked are far above what is usual, which is printed,
-and far below the timeout of calls.
+how long anything takes; the seconds that are checked are far above the usual ones, which are
+printed, and far below the timeout of calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farcall import rpc
 from farcall.runtime.current import default_agent
 
 GENEROUS = PATIENCE / 2  # seconds; the timeout of calls is PATIENCE
-BOUND = 2.0  # what is promised, and printed when it is not kept
+BOUND = 2.0  # the promise, which is printed when it is not kept
 
 _arrived = threading.Semaphore(0)
 _never = threading.Event()
@@ -234,7 +234,7 @@ def wait_for_forward(root: str) -> None:
 
 
 def test_sigkill_of_the_creator_during_its_pass(crew: Crew) -> None:
-    """The others drop its context, though a backward function of one still runs."""
+    """Drop the creator's context on the others, though a backward function of one still runs."""
     creator, middle, last = crew.group(3)
     creator.start(train, [["w1", "w2"]], "w2")
     last.run(wait_until_reached)

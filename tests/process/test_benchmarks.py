@@ -24,7 +24,7 @@ import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
 import plans, run
 for name, case in plans.CASES.items():
-    # A second step of training depends on what was learnt in the first.
+    # A second step of training depends on the parameters learnt in the first.
     warm_up = 0 if case.agreement is None else 1
     plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=warm_up))
 """
@@ -80,7 +80,7 @@ def start(*arguments: str, program: tuple[str, ...] = (str(RUN),)) -> subprocess
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A benchmark that would go on for a long time."""
+    """Start a benchmark that would go on for a long time."""
     process = start("--blocks", "1000000", "--cases", "noop", "--out", str(tmp_path))
     yield process
     process.kill()
@@ -110,7 +110,7 @@ def wait_until_stopped(pid: int, process: subprocess.Popen[str]) -> None:
 
 
 def run_tiny(out: Path, *arguments: str) -> dict[str, Any]:
-    """Measures everything once only, and returns what is written about it."""
+    """Measures everything once only, and returns its report."""
     process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", RUN_TINY))
     stdout, stderr = process.communicate(timeout=TINY_SECONDS)
     assert process.returncode == 0, stderr

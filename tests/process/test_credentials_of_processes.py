@@ -179,7 +179,7 @@ def known_worker() -> Worker:
 
 @as_root
 def test_another_user_that_joins_makes_no_group(crew: Crew) -> None:
-    """The store knows no users, but what a stranger writes there is not signed."""
+    """Refuse the unsigned record of a stranger. The store knows no users."""
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     victim = crew.member(**store)
     stranger = crew.member(**store, FARCALL_SECRET=SECRET)

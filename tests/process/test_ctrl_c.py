@@ -124,7 +124,7 @@ def by_wait_in_a_context(arrived: str) -> None:
 
 
 def by_callback(arrived: str) -> None:
-    """The future is done, and its callbacks keep another thread."""
+    """Hold another thread in the callbacks of a future that is done."""
     future = rpc.rpc_async("w1", hold, args=(arrived,))
     future.add_done_callback(lambda _: None)
     future.wait()
@@ -397,7 +397,7 @@ def begin_call(arrived: str) -> None:
 
 
 def test_the_second_ctrl_c_ends_what_the_first_began(crew: Crew, tmp_path: Path) -> None:
-    """Programs shut down when the first has come; whoever is impatient presses again."""
+    """Shut down at the first Ctrl-C; an impatient user presses it again."""
     one, other = crew.group(2)
     arrived = tmp_path / "arrived"
     one.start(hear, wait_and_leave, str(arrived))

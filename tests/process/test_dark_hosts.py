@@ -170,7 +170,7 @@ def test_dial_into_the_dark(pair: list[Member], net: Network) -> None:
 
 def test_handshake_that_the_dark_interrupts(pair: list[Member], net: Network) -> None:
     first, second = pair
-    second.stop()  # its kernel takes the connection, and nobody answers the hello
+    second.stop()  # its kernel takes the connection, and no process answers the hello
     first.start(send, "w1", 0)
     time.sleep(0.5)
     net.cut()
@@ -181,7 +181,7 @@ def test_handshake_that_the_dark_interrupts(pair: list[Member], net: Network) ->
 
 
 def call_again_and_again(to: str) -> str:
-    """Each call has far less time than the bound."""
+    """Make calls, each with far less time than the bound, until the peer counts as lost."""
     while True:
         try:
             rpc.rpc_sync(to, operator.add, args=(1, 2), timeout=BOUND / 8)
@@ -247,7 +247,7 @@ def test_no_link_to_a_dark_host(
 def test_graceful_shutdown_without_a_link_to_a_dark_host(
     pair: list[Member], net: Network, index: int
 ) -> None:
-    """Whoever leads when the group ends."""
+    """Leave either the worker that leads when the group ends, or the other one."""
     net.cut()
     pair[index].run(leave_gracefully)
     check_all_left(pair[index])

@@ -116,7 +116,7 @@ def test_dead_worker_ends_the_demo_with_a_clear_error(tmp_path: Path) -> None:
     assert_nothing_left(process.pid)
 
 
-# A random policy reaches 20 or so. What is learnt takes no luck, but some seconds.
+# A random policy reaches 20 or so. Learning to 30 takes no luck, but some seconds.
 ELASTIC = ("demo", "cartpole", "--elastic", "--log-interval", "1", "--goal", "30")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 

@@ -84,7 +84,7 @@ def test_example_succeeds(example: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_example_that_goes_wrong_says_so(tmp_path: Path) -> None:
-    """The model in one process learns faster here, so its losses are not those of the pipeline."""
+    """Speed up the model in one process only, so its losses are not those of the pipeline."""
     source = by_name("pipeline").read_text(encoding="utf-8")
     wrong = tmp_path / "pipeline.py"
     changed = source.replace("model.parameters(), lr=RATE", "model.parameters(), lr=2 * RATE")

@@ -60,14 +60,14 @@ def test_trial_of_many_workers(workers: int) -> None:
 
 
 def test_short_chaos() -> None:
-    """The short form of `make chaos`, but for the time: other tests may keep the machine busy."""
+    """Run the short form of `make chaos`, without its limits of time: the machine may be busy."""
     ended = python(RUN, "--trials", "chaos", "--minutes", 0.1, "--allowed", PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "9 of 9 demands met" in ended.stdout
 
 
 def test_short_soak() -> None:
-    """The short form of `make soak`."""
+    """Run the short form of `make soak`."""
     sizes = ("--calls", 30_000, "--references", 3_000, "--passes", 300)
     ended = python(RUN, "--trials", "soak", *sizes)
     assert ended.returncode == 0, ended.stdout + ended.stderr

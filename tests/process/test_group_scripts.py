@@ -1,4 +1,4 @@
-"""Programs that start workers with `farcall.local`: what is shown, and that nothing is left."""
+"""Programs that start workers with `farcall.local`: their output, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_nothing_is_left_when_the_driver_is_killed(number: int, tmp_path: Path) 
 
 
 def test_nothing_is_left_when_the_driver_is_killed_whose_fork_lives_on(tmp_path: Path) -> None:
-    """The fork has the driver's end of all connections, which therefore don't end."""
+    """Keep the driver's end of all connections in its fork, so that they don't end."""
     done = run(
         tmp_path,
         f"""

@@ -46,7 +46,7 @@ def test_the_program_on_the_page_prints_what_the_page_shows(page: str, tmp_path:
 
 
 def test_the_cells_on_the_page_print_what_their_comments_say(page: str) -> None:
-    """A program that Python reads from its standard input has no file, as a notebook has none."""
+    """Run the cells from the standard input: such a program has no file, as a notebook has none."""
     _, (_, *blocks) = text_and_blocks_of(page)
     cells = "\n".join(blocks)
     said = re.findall(r"^\s*print\(.*\)  # (.*)$", cells, flags=re.MULTILINE)

@@ -19,7 +19,7 @@ PORT = 29511
 
 
 def mean_loopback(name: str) -> None:
-    """A step: from now on this name is 127.0.1.1, as Debian's /etc/hosts has it for the host's."""
+    """Resolve this name as 127.0.1.1 from now on, as Debian's /etc/hosts does. A step."""
     look_up = socket.getaddrinfo
 
     def debian(host: Any, *args: Any, **options: Any) -> Any:

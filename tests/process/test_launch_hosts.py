@@ -42,7 +42,7 @@ rpc.shutdown()
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> dict[str, str]:
-    """An environment with an `ssh` that stays on this machine."""
+    """Return an environment with an `ssh` that stays on this machine."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "ssh").write_text(SSH)

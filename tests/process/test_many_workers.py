@@ -40,7 +40,7 @@ class Used(NamedTuple):
 
 
 def used() -> Used:
-    """A step: what this process has of the host's shared memory, and its descriptors and links."""
+    """Return this process's part of the shared memory, its descriptors and its links. A step."""
     shared, is_ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, second, *_ = line.split()
@@ -53,7 +53,7 @@ def used() -> Used:
 
 
 def call_everybody(me: int, count: int, size: int) -> list[int]:
-    """A step: call all others at once; whose answer was wrong."""
+    """Call all others at once, and return the workers whose answer was wrong. A step."""
     others = [(me + step) % count for step in range(1, count)]
     tensor = torch.full((size,), float(me))
     futures = {

@@ -143,7 +143,7 @@ def report_of(name: str, pid: int) -> WorkerReport:
 
 
 def connected(pid: int, kind: str) -> socket.socket:
-    """A connection to w1 of a group in which `lock_held` is."""
+    """Return a connection to w1 of a group in which `lock_held` is a cause."""
     causes(pid, "need_lock")
     [w1] = [one for one in report_of("w0", pid).members if one.name == "w1"]
     url = next(url for url in w1.addresses if url.startswith(kind))
@@ -201,9 +201,9 @@ def test_who_asks_leaves_the_secret_to_a_worker_that_starts_later(
 
 
 def test_stacks_refuse_a_worker_that_is_not_there() -> None:
-    done = run("stacks", "nobody-has-this-name")
+    done = run("stacks", "a-name-of-no-worker")
     assert done.returncode == 1
-    assert "there is no worker 'nobody-has-this-name'" in done.stderr
+    assert "there is no worker 'a-name-of-no-worker'" in done.stderr
 
 
 def test_nothing_hangs_where_nothing_is() -> None:

@@ -1,4 +1,4 @@
-"""Either side of a pair under load is killed at any moment, again and again: nobody hangs, and
+"""Either side of a pair under load is killed at any moment, again and again: no side hangs, and
 nothing is left behind. `FARCALL_DEATHS=200` says how often; `FARCALL_DEATHS_SEED` which moments.
 """
 

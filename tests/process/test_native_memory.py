@@ -67,7 +67,7 @@ def paths() -> set[str]:
 
 
 def replay(to: str, capacity: int, count: int) -> list[int]:
-    """A replay buffer: what is in a place that it should not be."""
+    """Fill a replay buffer, and return the newest numbers whose place holds another value."""
     kept: list[torch.Tensor] = []
     for number in range(count):
         tensor = rpc.rpc_sync(to, make, args=(float(number),))

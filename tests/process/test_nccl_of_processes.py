@@ -30,7 +30,7 @@ def device_of(rank: int) -> int:
 
 
 def join_with_devices(rank: int, size: int, init_method: str) -> bool:
-    """Each worker has the device of its rank, or all have one. Whether there are lanes."""
+    """Join with the device of the rank, or with the only one; return whether there are lanes."""
     if torch.cuda.device_count() < size:
         os.environ["NCCL_HOSTID"] = f"w{rank}"
     options = rpc.ProcessGroupRpcBackendOptions(

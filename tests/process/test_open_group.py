@@ -138,7 +138,7 @@ def test_processes_know_who_is_there(crew: Crew) -> None:
 
 
 def test_one_that_was_killed_is_not_waited_for_in_its_record(crew: Crew) -> None:
-    """The store still says that it is there."""
+    """Wait for the name, although the store still says that the killed worker is there."""
     boss = start(crew, "boss")
     start(crew, "a").kill()
     boss.start(wait_for, "a", timeout=PATIENCE)

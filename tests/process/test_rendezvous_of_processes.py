@@ -141,7 +141,7 @@ def known_id(name: str) -> int:
 
 def test_workers_join_leave_and_return_under_the_same_name(crew: Crew) -> None:
     hub, guest, second = crew.members(3)
-    # The hub hosts nobody: the store is a file, and ids are assigned.
+    # The hub hosts no store: the store is a file, and ids are assigned.
     hub.run(join, "hub", -1, None, crew.init_method)
     guest.run(join, "guest", -1, None, crew.init_method)
     assert hub.run(call, "guest", os.getpid) == guest.process.pid
@@ -182,7 +182,7 @@ def test_name_of_a_crashed_worker_may_be_taken_over(crew: Crew) -> None:
 
 
 def test_name_may_be_taken_over_though_another_program_got_the_port(crew: Crew) -> None:
-    """The system gives the port of a process that has ended to the next one that asks."""
+    """Let another program have the port of a process that has ended, as the system may do."""
     hub, first, second = crew.members(3)
     place = f"127.0.0.1:{free_port()}"
     hub.run(join, "hub", -1, None, crew.init_method)
@@ -197,7 +197,7 @@ def test_name_may_be_taken_over_though_another_program_got_the_port(crew: Crew) 
 
 
 def keep_for(owner: str) -> str:
-    """A newcomer passes its own reference to a worker that has never called it."""
+    """Pass the newcomer's own reference to a worker that has never called it."""
     rref = rpc.RRef("the newcomer's")
     return rpc.rpc_sync(owner, use, args=(rref,))
 

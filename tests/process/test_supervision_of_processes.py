@@ -183,7 +183,7 @@ def test_workers_of_a_role_stand_in_for_each_other_and_newcomers_are_waited_for(
     assert w0.run(add, 2) == (7, "ps0")
     w0.run(wait_for_snapshot, 7)
     ps0.kill()
-    w0.start(add)  # nobody of the role is left: this waits
+    w0.start(add)  # no worker of the role is left: this waits
     ps1 = crew.member("ps1")
     ps1.run(join, "ps1", -1, None, crew.init_method, role="ps")
     assert w0.result() == (8, "ps1")

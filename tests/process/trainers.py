@@ -256,7 +256,7 @@ def loss_of(rank: int, step: int) -> torch.Tensor:
 def train(
     rank: int, kind: str, options: dict[str, Any], optimize: bool = False
 ) -> list[torch.Tensor]:
-    """All steps of a trainer, by hand or with a DistributedOptimizer: its parameters."""
+    """Run all steps of a trainer, by hand or with a DistributedOptimizer; return its parameters."""
     begin_program(rank, kind, options)
     parameters = state["program"].parameters()
     optimizer = None

@@ -11,9 +11,9 @@ may meet again, and begin anew; each meeting of the two has its own number (see 
 *on its way*: a message with references, from the moment it is sent until its receiver's user code
 has the references, the receiver refuses it, or the receiver would not accept it any more (a
 request cancelled before it was seen, a reply to a caller that has given up). Whether copies of it
-are still on the network does not matter: nobody but the receiver can know.
+are still on the network does not matter: only the receiver can know.
 
-What is a violation:
+Violations:
 
 REF-1  a) A live worker's user code has a reference to a dropped value, or to one never made (its
           own `remote()` in the making excepted), and the owner lives and is not lost to it.
@@ -24,8 +24,8 @@ REF-1  a) A live worker's user code has a reference to a dropped value, or to on
           sent; a reference in user code never dangles.
        A call whose caller has given up claims nothing by b) and c), if its request carries nothing
        but its receiver's values and is not one of `remote()`: its caller let them go.
-REF-2  In the end, when nothing is lost any more and nobody acts: an owner has a value that nobody
-       uses, a worker has an entry for a reference that its user code doesn't have, or waits for
+REF-2  In the end, when nothing is lost any more and no program acts: an owner has an unused
+       value, a worker has an entry for a reference that its user code doesn't have, or waits for
        an answer.
 REF-5  is in REF-2: a handle of an earlier meeting with the owner makes no use of the present one.
 REF-4  A value is dropped twice, made twice, or leaves its owner's table without a Drop.
@@ -316,7 +316,7 @@ class Oracle:
         )
 
     def _is_given_up(self, transfer: Transfer, refs: Sequence[RefId]) -> bool:
-        """Return whether the request has nothing but values of its receiver that nobody keeps."""
+        """Return whether the request has only values of its receiver, and no sender keeps one."""
         sender, receiver, call_id, of_reply, meeting = transfer
         if of_reply:
             return False

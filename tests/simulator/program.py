@@ -200,7 +200,7 @@ class Program:
         return True
 
     def tick(self, worker: SimWorker) -> bool:
-        """Repeat what was not answered."""
+        """Repeat unanswered messages."""
         self._note(worker.label, "ticks")
         worker.tick()
         return True

@@ -18,7 +18,7 @@ from simulator.story import told
 
 
 class Violation(NamedTuple):
-    """A broken promise: which, and what was seen."""
+    """A broken promise: its name, and the evidence."""
 
     invariant: str
     text: str

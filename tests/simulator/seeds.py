@@ -20,7 +20,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(total: int, what: str) -> Iterator[Advance]:
-    """A bar on standard error, if that is a terminal."""
+    """Show a bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done: None
@@ -31,7 +31,7 @@ def progress_bar(total: int, what: str) -> Iterator[Advance]:
 
 
 def print_failures(failures: Sequence[tuple[int, str, str]]) -> int:
-    """Print the first of the failures, (seed, what was wrong, command that replays it) each.
+    """Print the first of the failures, (seed, description, command that replays it) each.
 
     Returns:
         The exit code: 0 if there are none, else 1.

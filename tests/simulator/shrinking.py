@@ -18,7 +18,7 @@ def shrink(simulate: Callable[[Script], Result]) -> Result:
         simulate: runs the schedule by a script.
 
     Returns:
-        What is left, which is not longer; the schedule itself if nothing is wrong in it.
+        The rest, which is not longer; the schedule itself if nothing is wrong in it.
     """
     script = Script(frozenset(), {})
     best = simulate(script)

@@ -189,7 +189,7 @@ def run_many(schedules: int, first: int, jobs: int, chosen: Chosen, advance: Adv
 
 
 def replay(seed: int, chosen: Chosen) -> int:
-    """Print one schedule, event by event, or what is left of it if it fails; the exit code."""
+    """Print one schedule, or if it fails the shrunk one, event by event; return the exit code."""
     result = shrink(partial(chosen.simulate, seed))
     for event in result.log:
         print(event)

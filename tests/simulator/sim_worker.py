@@ -135,7 +135,7 @@ class SimWorker:
         self.handles[handle] += 1
 
     def discard(self, handle: Handle) -> None:
-        """An `RRef` is collected."""
+        """Collect an `RRef`."""
         self.handles[handle] -= 1
         if not self.handles[handle]:
             del self.handles[handle]
@@ -143,7 +143,7 @@ class SimWorker:
         self.pump()
 
     def abandon(self, peer: int, call_id: int) -> None:
-        """A call times out."""
+        """Time out a call."""
         call = self.calls.get((peer, call_id))
         if call is not None:
             if self.machine.abandon(peer, call_id, call):
@@ -152,7 +152,7 @@ class SimWorker:
             self.pump()
 
     def ask_to_end(self, peer: int, call_id: int) -> None:
-        """The program cancels a call, and a thread goes on waiting for its outcome."""
+        """Cancel a call, as the program does, while a thread goes on waiting for its outcome."""
         call = self.calls.get((peer, call_id))
         if call is not None and call.sent and call.created is None:
             call.cancelled = True
@@ -160,7 +160,7 @@ class SimWorker:
             self.pump()
 
     def finish(self, task: Task, results: Sequence[Handle], fails: bool) -> None:
-        """A function returns these references, or raises an exception that has them."""
+        """End a function, which returns these references, or raises an exception that has them."""
         self.tasks.remove(task)
         self._answer(task, Failure if fails else Reply, results)
         self.pump()
@@ -195,7 +195,7 @@ class SimWorker:
     # What happens to it.
 
     def receive(self, peer: int, message: Message, call_id: int) -> None:
-        """A message arrived."""
+        """Act on a message that arrived."""
         match message:
             case Request():
                 self._on_request(peer, message, call_id)
@@ -208,7 +208,7 @@ class SimWorker:
         self.pump()
 
     def lose(self, peer: int) -> None:
-        """A peer incarnation is declared dead."""
+        """Declare a peer incarnation dead."""
         self._oracle.lost(self.incarnation, peer)
         self.boxes.pop(peer, None)
         calls, tasks = self.machine.on_peer_lost(peer, "lost")
@@ -226,7 +226,7 @@ class SimWorker:
         self.pump()
 
     def forget(self, other: int) -> None:
-        """A dead worker was lost long ago: nothing that it sent is on its way any more."""
+        """Forget a dead worker that was lost long ago: no message of it is on its way any more."""
         self.forgotten.add(other)
         meetings = range(self.meeting_with(other) + 1)
         self.machine.discard([nth_incarnation(other, meeting) for meeting in meetings])
@@ -255,7 +255,7 @@ class SimWorker:
         self.pump()
 
     def tick(self) -> None:
-        """Repeat what was not answered, once all is sent: of what was not, nobody has heard."""
+        """Repeat unanswered messages, once all are sent: no peer has heard of an unsent one."""
         if not self.boxes:
             self.machine.tick()
             self.pump()
@@ -345,7 +345,7 @@ class SimWorker:
         call.kept = arguments
 
     def _end(self, peer: int, call: Call) -> None:
-        """The record of a call came out."""
+        """Take in that the record of a call has ended."""
         self._oracle.ended(self.incarnation, peer, call.call_id)
         self._let_go(call.kept)
 

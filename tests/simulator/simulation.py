@@ -4,7 +4,7 @@ A schedule is drawn from one `random.Random(seed)`: the number of workers, the f
 and the order of everything. It has two parts. First the workers act: they call `remote()`, call
 each other with references, answer with references, copy and drop them, give up on calls, die, come
 back, are cut off. Then everything calms down: links are healed, losses noticed, functions end,
-calls without an answer time out, and messages are repeated until nobody waits for anything. The
+calls without an answer time out, and messages are repeated until no worker waits for anything. The
 oracle checks after every event, and once more at the end.
 """
 
@@ -75,7 +75,7 @@ class _Links:
         self._networks[is_receivers].send(source, target, (what.message, what.call_id, meeting))
 
     def received(self, source: int, target: int, message: Message, meeting: int) -> None:
-        """The target got this message."""
+        """Take down that the target got this message."""
         if isinstance(message, Request):
             self._called.add((source, target, meeting))
 
@@ -180,7 +180,7 @@ class _CallSchedule(Schedule):
         return True
 
     def _part_or_meet(self) -> None:
-        """A worker gets a link to one that it has lost. That one hears of it by what is sent.
+        """Let a worker get a link to one that it has lost; the messages of the link tell that one.
 
         If there is no such pair, a worker takes another for dead that lives.
         """
@@ -210,7 +210,7 @@ class _CallSchedule(Schedule):
         self._will_notice(other, one)
 
     def _begin_anew(self, worker: SimWorker, other: int, meeting: int) -> None:
-        """A worker learns that another one is there, which may have lost it."""
+        """Let a worker learn that another one is there, which may have lost it."""
         me, before = worker.incarnation, worker.now(other)
         if not worker.machine.is_lost(before):
             self._note(worker.label, "declares lost", self._name(before))

@@ -152,7 +152,7 @@ def shm_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
 
 @pytest.fixture(params=[*GROUP_KINDS, *SOCKET_KINDS, *NATIVE_KINDS])
 def limited_station(request: pytest.FixtureRequest) -> Iterator[StationMaker]:
-    """Makes stations of one network, on every transport where nobody reading holds up senders."""
+    """Yield a maker of stations of one network, on transports whose senders wait for readers."""
     yield from stations_of(net_of(request))
 
 

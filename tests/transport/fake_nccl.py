@@ -1,7 +1,7 @@
 """A stand-in for nccl and CUDA's streams in torch, in one process and in the CPU's memory.
 
 As on GPUs, work is given to streams and done later, each after what its stream had to do before;
-memory that is dropped meanwhile is somebody else's. A communicator does one thing after the other,
+memory that is dropped meanwhile has another owner. A communicator does one thing after the other,
 and one that the peer does not join in never ends, but by `abort`, which leaves memory as it was and
 ends nothing of the peer's.
 """
@@ -223,6 +223,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def lanes(size: int) -> list[NcclLanes]:
-    """Every rank's."""
+    """Return the lanes of every rank."""
     store = HashStore()
     return [NcclLanes(store, rank, CPU) for rank in range(size)]

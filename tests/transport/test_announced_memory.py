@@ -17,7 +17,7 @@ from farcall.wire.messages import Kind, Leaving, encode_message
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at memory in /proc")
 
 META = encode_message(Leaving("now"))
-MOST = 4 << 20  # bytes beyond what was sent and what a reader has anyway
+MOST = 4 << 20  # bytes beyond those sent and those that a reader has anyway
 
 PROGRAM = """
 import json, os, pickle, socket, sys, threading

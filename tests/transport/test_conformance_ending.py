@@ -128,7 +128,7 @@ def test_drop_of_a_stranger_does_nothing(near: Station) -> None:
 
 def test_loss_is_reported_after_the_last_frame(near: Station, far: Station) -> None:
     link = near.connect(far)
-    for number in range(100):  # no more: nobody reads yet, and Unix sockets keep little
+    for number in range(100):  # no more: no thread reads yet, and Unix sockets keep little
         link.send(request(number, b"b" * number * 10), soon())
     near.endpoint.close()
     events = [take(far.endpoint) for _ in range(101)]
@@ -140,7 +140,7 @@ def test_loss_is_reported_after_the_last_frame(near: Station, far: Station) -> N
 def test_last_frame_arrives_also_when_the_peer_is_writing(
     near: Station, far: Station, threads: Threads
 ) -> None:
-    """A goodbye is not lost when the link ends while frames come the other way."""
+    """Deliver a goodbye, although the link ends while frames come the other way."""
     far.read()
     link = near.connect(far)
     link.send(request(1), soon())

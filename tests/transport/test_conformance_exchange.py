@@ -135,7 +135,7 @@ def test_deadline_without_an_outcome_is_a_timeout(near: Station, far: Station) -
 def test_timeouts_and_answers_mixed_leave_every_answer_somewhere(
     near: Station, far: Station, threads: Threads
 ) -> None:
-    """An outcome comes to its caller, or, when that gave up, as an event; never to both."""
+    """Give an outcome to its caller or, if that gave up, as an event; never to both."""
     near.read()
     far.read(echo)
     link = near.connect(far)
@@ -188,7 +188,7 @@ def test_lost_link_ends_every_waiting_exchange(
 
 
 def test_exchange_goes_on_while_next_starts_and_ends(near: Station, far: Station) -> None:
-    """The receiving thread changes all the time, and no outcome is lost."""
+    """Change the receiving thread all the time, and lose no outcome."""
     far.read(echo)
     link = near.connect(far)
     stop = threading.Event()

@@ -266,7 +266,7 @@ def test_worker_that_dies_in_the_handshake_is_found_dead(side: SideMaker, kind: 
     cutting = Cutting(distant.worker.addresses[kind], 0, 1 << 30)
     ending = threading.Timer(0.2, cutting.close)
     ending.start()
-    with pytest.raises(LinkError, match=r"nobody listens|refused"):
+    with pytest.raises(LinkError, match=r"no process listens|refused"):
         near.connections.connect(through(cutting, distant), math.inf)
     ending.join()
 
@@ -524,7 +524,7 @@ def test_processes_of_another_user_are_refused_when_they_listen(side: SideMaker)
         impostor.stdout.close()
 
 
-# What is dialled.
+# Addresses that are dialled.
 
 
 @pytest.mark.parametrize("host", ["10.255.255.1", "[fd00::1]", "a.name", "localhost.evil.example"])
@@ -583,7 +583,7 @@ def test_another_worker_at_the_first_address_is_passed_over(side: SideMaker) -> 
 
 
 def test_a_worker_answers_at_no_address_but_those_that_it_advertises(side: SideMaker) -> None:
-    """Somebody passes on to it what was dialled elsewhere."""
+    """Let a relay pass on to the worker connections that were dialled elsewhere."""
     near, distant = side("near"), side("distant")
     relay = Cutting(distant.worker.addresses[-1], 0, 0)
     known = distant.worker
@@ -712,7 +712,7 @@ def test_dead_worker_is_dead_for_all_callers_that_wait(
         assert go_on.wait(PATIENCE)
 
     def fail() -> None:
-        with pytest.raises(LinkError, match="nobody listens there"):
+        with pytest.raises(LinkError, match="no process listens there"):
             near.connect(distant)
 
     monkeypatch.setattr(dialling, "dial", refuse_when_told)

@@ -169,7 +169,7 @@ def test_member_connects_under_a_flood_and_files_can_be_opened(
 def test_member_gets_in_where_no_descriptor_is_left(
     side: SideMaker, target: Callable[..., Target]
 ) -> None:
-    """The program itself has nearly all; then strangers come."""
+    """Let the program itself hold nearly all descriptors before strangers come."""
     attacked = target(kept=DESCRIPTORS - 40)
     with contextlib.ExitStack() as stack:
         flood(attacked.worker.addresses[-1], b"", stack)
@@ -291,7 +291,7 @@ def said_by(worker: Identity) -> bytes:
 
 
 def greeted(worker: Worker, stack: contextlib.ExitStack) -> socket.socket:
-    """Return a connection of somebody without a credential who was admitted, and says no more."""
+    """Return a connection without a credential that was admitted, and stays silent."""
     dialled = dialling.dial(worker.addresses[-1], PATIENCE, PATIENCE)
     assert dialled is not None
     me = Identity("stranger", 7, new_incarnation())

@@ -74,7 +74,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Drained, small, small),
     st.sampled_from([Cancel(), Accepted(), Dismiss()]),
 )
-# Long ones are made, not drawn: what is in them makes no difference.
+# Long ones are made, not drawn: their content makes no difference.
 lengths = st.one_of(
     st.integers(0, 200),
     st.sampled_from([READ_SIZE + d for d in (-200, -97, -64, -33, -32, -1, 0, 1, 64)]),

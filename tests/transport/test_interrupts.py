@@ -29,7 +29,7 @@ StationMaker = Callable[..., Station]
 
 @pytest.fixture(autouse=True)
 def ctrl_c_is_heard() -> Iterator[None]:
-    """Also if whoever started the tests had it ignored, as shells do in the background."""
+    """Restore the handler of Ctrl-C, which shells ignore for tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -79,7 +79,7 @@ def test_exchange_is_interrupted(near: Station, far: Station) -> None:
     event = take(far.endpoint)
     assert isinstance(event, Arrived)
     event.link.send(Frame(Reply(), 1), soon())
-    assert near.arrived().frame.call_id == 1  # nobody waits for it any more
+    assert near.arrived().frame.call_id == 1  # no caller waits for it any more
     far.read(echo)
     assert link.exchange(request(2), soon()).call_id == 2
 

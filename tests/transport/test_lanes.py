@@ -1,6 +1,6 @@
 """Buffers on a device over a process group: announced, sent by lanes, and put into their frames.
 
-What is carried here are CPU tensors, by queues of one process, or by the lanes of nccl over a
+These tests carry CPU tensors, by queues of one process, or by the lanes of nccl over a
 stand-in of torch's part: nccl itself needs GPUs (see tests/process/test_nccl_of_processes.py).
 """
 
@@ -341,7 +341,7 @@ def test_tensors_travel_from_device_to_device(any_pair: Pair) -> None:
     ]
     host = torch.randn(9000)
     dumped = sender.dump([host, *map(Elsewhere, sent)])
-    assert len(dumped.body) < 3000, "what is on the device is not in the pickle"
+    assert len(dumped.body) < 3000, "buffers on the device are not in the pickle"
     answer = link.exchange(request(1, dumped.body, dumped.buffers), soon())
     receiver = Serializer()
     got_host, *got = receiver.load(answer.body, answer.buffers)

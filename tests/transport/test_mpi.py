@@ -63,7 +63,7 @@ def test_other_ranks_than_those_of_mpi_are_refused(monkeypatch: pytest.MonkeyPat
             MpiGroup(rank, size)
 
 
-@pytest.mark.skipif(mpi._Mpi is not None, reason="this torch has what is to be missing")
+@pytest.mark.skipif(mpi._Mpi is not None, reason="this torch has mpi")
 def test_torch_without_mpi_is_told() -> None:
     with pytest.raises(RendezvousError, match="no mpi"):
         MpiGroup(0, 2)

@@ -80,7 +80,7 @@ class Peer:
 
 @pytest.fixture(params=[True, False], ids=["encrypted", "authenticated"])
 def linked(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, Peer]]:
-    """An endpoint, its link, and the peer at the other end."""
+    """Yield an endpoint, its link, and the peer at the other end."""
     from farcall import _native  # noqa: PLC0415 -- if it was compiled
 
     ours, theirs = socket.socketpair()

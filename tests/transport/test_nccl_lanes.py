@@ -42,7 +42,7 @@ class Transfer:
         threads.join()
 
     def _send(self, lanes: NcclLanes, buffers: list[OnDevice], to: int) -> None:
-        while buffers:  # so that nobody else keeps them
+        while buffers:  # so that no other variable keeps them
             self.sends.append(lanes.send(to, buffers.pop(0)))
 
     def _receive(self, lanes: NcclLanes, count: int) -> None:

@@ -47,7 +47,7 @@ def test_ready_socket_is_reported_with_its_token(poller: Poller, pair: Pair) -> 
     assert waited(poller, 0.0) == []
     other.send(b"x")
     assert waited(poller) == [("one", module.READ)]
-    assert waited(poller) == [("one", module.READ)]  # as long as nobody reads it
+    assert waited(poller) == [("one", module.READ)]  # as long as it is unread
     one.recv(1)
     assert waited(poller, 0.0) == []
 

@@ -135,7 +135,7 @@ def test_a_worker_is_gone_where_something_else_listens(
 def test_a_worker_is_gone_whose_port_reaches_who_asks(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may give a socket the port that it connects to, as that of its own end."""
+    """Reach the socket itself: the system may give it the port that it connects to as its own."""
 
     def reach_itself(*_: Any) -> tuple[socket.socket, str]:
         sock = socket.socket()
@@ -159,7 +159,7 @@ def test_whoever_listens_in_silence_may_be_the_worker(
 def test_whoever_hangs_up_is_asked_again(
     side: SideMaker, stranger: Callable[[Connected], str]
 ) -> None:
-    """A worker that ends, or has no descriptor to spare, does that."""
+    """Ask again after a hang-up: a worker that ends, or has no descriptor to spare, hangs up."""
     distant = side("distant")
     begun = threading.Event()
 

@@ -27,7 +27,7 @@ def station(limited_station: StationMaker) -> StationMaker:
 
 @pytest.fixture
 def blocked(near: Station, far: Station) -> Iterator[Link]:
-    """A link whose other end nobody reads, with a frame half written."""
+    """Return a link whose other end does not read, with a frame half written."""
     link = near.connect(far)
     with pytest.raises(TimeoutError) as caught:
         link.send(request(1, LARGE, [b"end"]), time.monotonic() + 0.05)
@@ -92,7 +92,7 @@ def test_many_half_written_frames_one_after_the_other_arrive_whole(
         try:
             link.send(frame, time.monotonic() + 0.001)
         except NotSent:
-            # Somebody has to read now, or it goes on like this. If all has arrived, only the sender
+            # The test has to read now, or the link stays full. If all has arrived, only the sender
             # does not know it yet.
             if sent:
                 event = take(far.endpoint)
@@ -174,8 +174,8 @@ def test_link_that_ends_with_half_a_frame_ends_its_senders(
     near: Station, far: Station, blocked: Link, threads: Threads, ended_by: str
 ) -> None:
     near.read()
-    # A process group's endpoint that closes receives what is on its way, which makes room for more
-    # until the peer knows.
+    # A process group's endpoint that closes receives the frames on their way, which makes room for
+    # more until the peer knows.
     may_go_on = ended_by == "far" and isinstance(far.endpoint, ProcessGroupEndpoint)
 
     def send() -> None:

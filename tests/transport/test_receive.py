@@ -101,7 +101,7 @@ def test_alarm_and_deadline_end_it(near: Station, ends: tuple[Link, Link], alarm
 def test_alarm_and_deadline_end_it_whatever_has_arrived(
     near: Station, alarm: Alarm, threads: Threads, sent: int
 ) -> None:
-    """A peer that we dialled, whose bytes the test writes itself."""
+    """Write by hand the bytes of a peer that we dialled."""
     near.read()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()

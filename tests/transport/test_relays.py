@@ -1,4 +1,4 @@
-"""Whoever stands between two workers, or knows all of one but the secret, can do nothing as it."""
+"""An attacker between two workers, or with all of one but its secret, can do nothing as it."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_frame_behind_the_relayed_handshake_is_not_read(stations: list[Station])
         relay.close()
 
 
-# Somebody who knows everything of w1 but the secret.
+# An attacker who knows everything of w1 but the secret.
 
 
 def said_by(worker: object, *, secured: bool) -> list[bytes]:

@@ -92,7 +92,7 @@ def test_timeout_of_the_kernel_loses_the_link_instead_of_looking_like_a_deadline
         link.send(LARGE, math.inf)
     link.service()  # as the endpoint's thread does: the main thread reads nothing
     assert len(lost) == 1
-    with pytest.raises(LinkError):  # at once: nobody holds the role of the writer
+    with pytest.raises(LinkError):  # at once: no thread holds the role of the writer
         link.send(Frame(Cancel(), 2), math.inf)
     assert link.free()
     far.close()
@@ -187,7 +187,7 @@ def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone()
 
 
 class Flood(socket.socket):
-    """Always has a next frame: in what is read once, and beyond."""
+    """A socket that always has a next frame: in the bytes of one read, and beyond."""
 
     FRAMES = b"".join(frames.encode(Frame(Cancel(), 1))) * 3000
     ended = 0

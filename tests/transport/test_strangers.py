@@ -1,4 +1,4 @@
-"""Strangers and broken peers get a clear refusal, and hurt nobody else."""
+"""Strangers and broken peers get a clear refusal, and hurt no other worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def far(networked_station: StationMaker) -> Station:
 
 @pytest.fixture
 def bystander(networked_station: StationMaker, far: Station) -> Iterator[None]:
-    """A worker whose link to far must still be good at the end."""
+    """Watch a worker whose link to far must still be good at the end."""
     far.read(echo)
     near = networked_station("bystander")
     near.read()

@@ -55,7 +55,7 @@ def station(secret: bytes | None) -> Iterator[StationMaker]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads do, which tells nobody."""
+    """Wait for an effect of other threads, which give no signal."""
     deadline = soon()
     while not condition():
         assert time.monotonic() < deadline

@@ -52,7 +52,7 @@ def far(station: StationMaker) -> Station:
 
 @pytest.fixture
 def impostor() -> Iterator[socket.socket]:
-    """A listener of somebody else's on a Unix name."""
+    """Listen on a Unix name as another user's program would."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0farcall-{secrets.token_hex(16)}".encode())
         listener.listen(0)
@@ -145,7 +145,7 @@ def test_connecting_that_is_forbidden_is_followed_by_tcp(
 def test_name_on_this_host_is_not_tried_for_a_worker_of_another(
     station: StationMaker, far: Station, impostor: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has seen the name could listen on it here."""
+    """Dial no Unix name here: any process that has seen the name could listen on it."""
     # There is nothing but loopback here.
     monkeypatch.setattr(addresses, "is_loopback_name", lambda _: False)
     claimed = by_tcp(far.worker, url_of(impostor))
@@ -172,7 +172,7 @@ def test_endpoint_does_without_where_there_are_no_unix_sockets(
     assert open_descriptors() < before
 
 
-# What is refused.
+# Refusals.
 
 
 def test_worker_that_is_gone_is_described_by_its_tcp_address(near: Station, far: Station) -> None:
@@ -181,8 +181,8 @@ def test_worker_that_is_gone_is_described_by_its_tcp_address(near: Station, far:
     with pytest.raises(LinkError) as raised:
         near.connect(far)
     assert str(raised.value) == (
-        f"can't reach worker 'far': {unix}: nobody listens there; {tcp}: [Errno 111] Connection "
-        "refused"
+        f"can't reach worker 'far': {unix}: no process listens there; {tcp}: [Errno 111] "
+        "Connection refused"
     )
 
 
@@ -190,7 +190,7 @@ def test_worker_that_has_only_a_unix_address_and_is_gone(near: Station, far: Sta
     far.close()
     known = far.worker
     worker = Worker(known.name, known.id, known.incarnation, known.addresses[:1])
-    with pytest.raises(LinkError, match=r"'far': unix:@.*: nobody listens there"):
+    with pytest.raises(LinkError, match=r"'far': unix:@.*: no process listens there"):
         near.endpoint.connect(worker, soon())
 
 
@@ -218,7 +218,7 @@ def test_impostor_on_the_name_is_no_worker(
     assert near.endpoint.links() == []
 
 
-# What is left.
+# Leftovers.
 
 
 def test_name_is_gone_with_the_endpoint(near: Station, far: Station) -> None:

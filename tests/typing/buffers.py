@@ -47,7 +47,7 @@ class Buffer:
 
 
 class Plain:
-    """It has no length, and takes what is called as options of `spawn`."""
+    """A class without a length, whose arguments are called as options of `spawn`."""
 
     def __init__(self, word: str) -> None:
         self.word = word

@@ -12,7 +12,7 @@ from farcall.serde import Serializer, serializer
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def halves(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All tests of the module twice: with the serializers' compiled half, and without."""
+    """Run all tests of the module twice: with the serializers' compiled half, and without."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             patch.setattr(serializer, "accelerator", lambda *args: None)

@@ -36,7 +36,7 @@ def test_no_tables_of_international_names_are_loaded_for_others() -> None:
 
 
 def test_nothing_else_asks_the_resolver() -> None:
-    """Whoever passes a name as a text to Python's own functions gets a UnicodeError for some."""
+    """Look names up in one place: Python's own functions raise UnicodeError for some texts."""
     package = Path(farcall.__file__).parent
     asking = [
         path.name

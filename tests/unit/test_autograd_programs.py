@@ -164,7 +164,7 @@ def test_programs_have_all_kinds_of_passes(programs):
 
 
 def test_programs_nest_and_come_back(programs):
-    """A calls B, which calls A again, which calls B again."""
+    """Have enough programs in which A calls B, which calls A again, which calls B again."""
     assert sum(longest_cycle(program) >= 4 for program in programs) > 50
 
 
@@ -208,7 +208,7 @@ def test_a_run_in_one_process_leaves_nothing_behind(monkeypatch):
     for seed in range(300):
         parameters[seed] = []
         if run_locally(generate(seed)).error:
-            del parameters[seed]  # after an error torch's queue keeps what was not run
+            del parameters[seed]  # after an error torch's queue keeps the rest
     gc.collect()
     kept = [seed for seed, made in parameters.items() if any(one() is not None for one in made)]
     assert len(parameters) > 250
@@ -217,7 +217,7 @@ def test_a_run_in_one_process_leaves_nothing_behind(monkeypatch):
 
 @pytest.mark.parametrize("is_parameter", [True, False])
 def test_one_tensor_that_is_sent_under_two_numbers_arrives_as_one(is_parameter):
-    """A change of one would change the other, which a backward pass may need."""
+    """Keep one tensor one: a change would reach the other, which a backward pass may need."""
     sender, receiver = Scope(0, 0, {}), Scope(1, 1, {})
     if is_parameter:
         twice = [Value(n, 2, Group(), is_parameter=True, origin=-1) for n in (1, 2)]
@@ -258,7 +258,7 @@ def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepares_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only what is used."""
+    """Prepare unused parts, too."""
     prepare = passes.Pass.prepare
 
     def all_of_it(self: Any, source: Any, live: Any) -> Any:
@@ -403,7 +403,7 @@ def test_planted_bug_is_found(monkeypatch, plant):
     pytest.fail("it was not found")
 
 
-# What is compared.
+# Comparisons.
 
 
 def outcome(**changes: Any) -> Outcome:

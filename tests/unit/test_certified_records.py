@@ -291,7 +291,7 @@ def test_record_that_no_certificate_stands_for_is_ignored_and_named_once(
 
 
 def test_what_sha_1_signs_is_not_believed(authority: Authority) -> None:
-    """The library makes no such signature."""
+    """Refuse a signature that the library would not make."""
     key = authority.certificate.public_key
     certificate: Any = SimpleNamespace(signature_hash_algorithm=hashes.SHA1(), public_key=key)
     with pytest.raises(chains.NotBelieved, match="is weak"):

@@ -13,7 +13,7 @@ from beginnings import Beginning, ends_with_module
 
 from farcall.compat.imports import ImportHook
 
-# Of what nobody asked for. torch.distributed.optim alone imports 600 modules.
+# Modules that no program asked for. torch.distributed.optim alone imports 600 modules.
 LATER = (
     "torch.distributed.optim",
     "torch.distributed.nn",

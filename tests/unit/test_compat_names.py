@@ -38,7 +38,7 @@ print(json.dumps([
 
 
 def test_no_module_leads_back_to_torchs_agent() -> None:
-    """Each name of C++ is ours, or raises an error that names it; but for what needs no agent."""
+    """Replace each name of C++ with ours, or an error that names it, where it needs an agent."""
     seen = run("""
 KEPT = {"RemoteProfilerManager", "_disable_jit_rref_pickle", "_enable_jit_rref_pickle",
         "_set_profiler_node_id"}
@@ -68,7 +68,7 @@ print(json.dumps([theirs, silent]))
 
 
 def test_python_of_torch_runs_over_farcall() -> None:
-    """A function that is torch's own finds our agent, our references and our options."""
+    """Find our agent, our references and our options from functions that are torch's own."""
     assert run("""
 import torch.distributed as dist
 from torch.distributed.rpc import api, internal, backend_registry

@@ -105,7 +105,7 @@ def one_address(dead_after: float = 30.0) -> Connecting:
 def fail_in_a_row(
     machine: Connecting, caller: object, how: Iterable[tuple[Failure, float]], now: float = 0.0
 ) -> object:
-    """A caller without a deadline gets these failures, each after so many seconds.
+    """Give these failures to a caller without a deadline, each after so many seconds.
 
     Returns:
         What it is told at last.

@@ -85,7 +85,7 @@ def test_validation_records_no_graph_and_measures_nothing() -> None:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is a second further whenever it is read."""
+    """Install a clock that is a second further whenever it is read."""
     monkeypatch.setattr(stopwatch.time, "perf_counter", itertools.count().__next__)
 
 

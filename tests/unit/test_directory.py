@@ -46,7 +46,7 @@ class Store:
 
     def cannot_reopen(self) -> None:
         self.reopened += 1
-        raise ConnectionRefusedError("nobody hosts it")
+        raise ConnectionRefusedError("no process hosts it")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_store_that_is_gone(store: Store) -> None:
     store.error = RuntimeError("Broken pipe\nand a trace of C++")
     found = directory(store, returns=False)
     found.find("somebody", soon())
-    with pytest.raises(UnknownWorker, match="could not be asked: nobody hosts it; known workers"):
+    with pytest.raises(UnknownWorker, match="not be asked: no process hosts it; known workers"):
         found.resolve("somebody")
     assert found.resolve("me").worker is ME
 

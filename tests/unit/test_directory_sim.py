@@ -30,7 +30,7 @@ def test_schedules_have_what_can_go_wrong():
         " ".join(str(event) for event in simulate_directory(seed).log) for seed in range(SCHEDULES)
     ]
     befalls = ("dies", "leaves", "joins", "breaks", "nothing gets through", "stands still for")
-    store = ("the store is dark", "the store is dead", "knows nobody", "no answer in time")
+    store = ("the store is dark", "the store is dead", "knows no worker", "no answer in time")
     handshakes = ("linked", "late", "absent", "anew", "refused", "again; meeting 1")
     for what in (*befalls, *store, *handshakes, "it had given this worker up"):
         assert sum(what in log for log in logs) > 0, what

@@ -156,7 +156,7 @@ def test_socket_transport_without_a_path_is_an_error_that_says_why(opened: Opene
         (("shm", "unix", "tcp"), ["unix", "tcp"]),
         (("unix",), ["unix", "tcp"]),
         (("tcp",), ["tcp"]),
-        (("shm", "tcp"), ["tcp"]),  # there is nobody to speak of shared memory with
+        (("shm", "tcp"), ["tcp"]),  # a Unix socket would agree on shm
     ],
 )
 def test_socket_transport_listens_on_its_paths(

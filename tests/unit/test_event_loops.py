@@ -45,7 +45,7 @@ def first() -> LoopReport:
 
 @contextmanager
 def running(*callbacks: Callable[[], object]) -> Iterator[Loop]:
-    """An event loop in a thread of its own, which first calls these and looks who has woken it."""
+    """Run an event loop in a thread of its own, which first calls these functions."""
     loop = asyncio.new_event_loop()
     for callback in callbacks:
         loop.call_soon_threadsafe(callback)
@@ -61,7 +61,7 @@ def running(*callbacks: Callable[[], object]) -> Iterator[Loop]:
 
 @contextmanager
 def blocked(prepare: Callable[[], Awaitable[object]] = nothing) -> Iterator[Loop]:
-    """An event loop that a coroutine blocks as soon as it has awaited `prepare`."""
+    """Run an event loop that a coroutine blocks as soon as it has awaited `prepare`."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     async def block() -> object:

@@ -43,7 +43,7 @@ def test_one_added_while_another_thread_runs_those_before_it_comes_after_them(
 
     def first(_: Any) -> None:
         begun.set()
-        overtaken.wait(0.05)  # whom nobody overtakes waits in vain
+        overtaken.wait(0.05)  # in vain, if no callback overtakes
         ran.append("first")
 
     def last(_: Any) -> str:
@@ -270,7 +270,7 @@ def recurse() -> None:
 
 
 def test_a_callback_may_wait_for_what_a_later_callback_completes() -> None:
-    """The later one is in the queue of the thread that waits."""
+    """Queue the later callback in the thread that waits."""
     head: Future[None] = Future()
     last: Future[Any] = head
     reached = []
@@ -360,7 +360,7 @@ def test_the_text_of_a_future_says_how_it_stands() -> None:
 
 
 class Overtaken(Future[int]):
-    """Another thread completes it as soon as somebody has seen that it is not done."""
+    """A future that another thread completes as soon as one has seen that it is not done."""
 
     def done(self) -> bool:
         was_done = super().done()

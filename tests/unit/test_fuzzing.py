@@ -1,4 +1,4 @@
-"""Each fuzz target takes what honest peers send, and what is left of it after some changes.
+"""Each fuzz target takes the messages of honest peers, and what some changes leave of them.
 
 `make fuzz` goes on for hours.
 """

@@ -233,7 +233,7 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
 
 
 def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
-    """The impostor knows no secret: it sends back everything that the connector says."""
+    """Send back, without a secret, everything that the connector says."""
 
     def mirror() -> Identity:
         for _ in range(2):
@@ -248,7 +248,7 @@ def test_proof_reflected_to_its_maker_is_refused(pair: Pair) -> None:
 
 
 def test_replayed_proof_is_refused(pair: Pair) -> None:
-    """A connector's old words are said again to the same acceptor, word for word."""
+    """Repeat a connector's old words to the same acceptor, word for word."""
     heard: list[bytes] = []
 
     def relay(there: socket.socket) -> Identity:
@@ -380,7 +380,7 @@ def test_peer_that_hangs_up_raises_link_error(pair: Pair) -> None:
 def test_connector_that_gives_up_before_the_end_is_not_let_in(
     pair: Pair, secret: bytes | None
 ) -> None:
-    """The acceptor answered, but too late: there is no link whose end it might take for a death."""
+    """Answer too late: there is no link, so its end can't be taken for a death."""
 
     def impatient() -> Identity:
         say(pair[0], a_hello(secured=secret is not None))
@@ -440,7 +440,7 @@ def test_limit_holds_for_our_own_hello(pair: Pair) -> None:
 
 
 def test_refusal_is_read_though_the_connection_was_reset_behind_it() -> None:
-    """The refuser closes with our hello unread: TCP resets, and sending fails before reading."""
+    """Close with our hello unread: TCP resets, and sending fails before reading."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()

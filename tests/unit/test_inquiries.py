@@ -61,7 +61,7 @@ def test_nobody_is_told_what_was_so_before_it_asked(
     assert outcomes.get(timeout=PATIENCE) == ("first", none)
     looking.wait_until_it_looks()
     inquiries.ask("w1", looking.look, math.inf, noting(outcomes, "third"))
-    looking.said.put(5)  # what is found counts for all
+    looking.said.put(5)  # one answer counts for all
     assert outcomes.get(timeout=PATIENCE) == ("second", 5)
     assert outcomes.get(timeout=PATIENCE) == ("third", 5)
 

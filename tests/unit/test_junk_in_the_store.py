@@ -160,7 +160,7 @@ class Liar(Store):
     """A store that answers with something else, as it is told to.
 
     Args:
-        lies: what is answered, in turn; a function is called with the true answer.
+        lies: the answers, in turn; a function is called with the true answer.
     """
 
     def __init__(self, lies: list[Any]) -> None:
@@ -248,7 +248,7 @@ def test_a_store_that_lies(lies: list[Any], signer: Signer, size: int | None) ->
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_store_that_counts_to_infinity(size: int | None) -> None:
-    """All that it says is there, and is junk."""
+    """Have every key in the store, and junk under each."""
 
     class Endless(Liar):
         def check(self, keys: list[str]) -> Any:

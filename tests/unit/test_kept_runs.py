@@ -55,7 +55,7 @@ NEWER = replace(OLDER, date="2026-12-01T09:05Z", commit="b" * 40, torch="2.14.0"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with the pages of this one, in which no run is kept."""
+    """Return a checkout with the pages of this one, in which no run is kept."""
     for name in (README, PAGE):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

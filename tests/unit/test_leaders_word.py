@@ -86,7 +86,7 @@ def test_a_thread_that_has_lost_the_lead_says_nothing(says: Callable[[Executor],
     group.executor.start()
     try:
         assert group.handled.wait(PATIENCE)
-        # It lost the lead before it could say so, or it said so while nobody could take the lead.
+        # It lost the lead before it could say so, or it said so while none could take the lead.
         assert group.by_leader in ([], [True])
     finally:
         assert group.executor.stop(PATIENCE)

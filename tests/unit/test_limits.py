@@ -31,7 +31,7 @@ MEASURED = re.compile(r"(^|_)(seconds|elapsed|took|duration|waited)$")
 # What decides nothing: (end of the file's name, a part of the line).
 DECIDES_NOTHING = {
     ("test_options.py", "rpc_timeout"): "options that no call is made with",
-    ("test_options.py", "timedelta"): "what is no number of seconds",
+    ("test_options.py", "timedelta"): "values that are no number of seconds",
     ("test_idle.py", "IDLE_SECONDS"): "how long an idle worker is watched",
     ("test_unreachable_stores.py", "process.wait(7.0)"): "a pause that is to pass",
     ("test_handshake.py", "settimeout(7.0)"): "a number that is to be kept, not waited for",

@@ -48,7 +48,7 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> subprocess.Compl
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The Makefile, with a Python of its own that only notes how it was called."""
+    """Return a copy of the Makefile, with a Python that only notes how it was called."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""When workers of a process group use nccl: all have it, and a device that nobody else has."""
+"""When workers of a process group use nccl: all have it, and a device that no other worker has."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_worker_without_a_device_is_enough_to_have_none(
     assert lanes_of([torch.device("cuda", 0)], other) == [None, None]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what is to be missing")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_machine_without_cuda_has_none() -> None:
     devices = [torch.device("cuda", 0)]
     assert lanes_of(devices, devices) == [None, None]

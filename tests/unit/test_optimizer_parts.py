@@ -63,7 +63,7 @@ def test_changes_in_place_are_noticed() -> None:
     assert found.values == {"list": [1, 2], "tensor": torch.tensor([3.0])}
     assert found.removed == ("gone",)
     group["list"].append(3)
-    assert found.values["list"] == [1, 2], "what is sent is what was compared"
+    assert found.values["list"] == [1, 2], "the values sent are those compared"
 
 
 def test_parameters_share_locks_as_optimizers_share_parameters() -> None:

@@ -149,7 +149,7 @@ def test_methods_of_compiled_classes_go_by_their_own_names() -> None:
 
 
 class Watched(type):
-    """No code of it may run: it would be the code of whoever sent the value's class."""
+    """A metaclass that runs no code: it would be the code of the sender of the value's class."""
 
     def __getattribute__(cls, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")

@@ -76,7 +76,7 @@ REQUESTS, BYTES = 6, 1000
 
 
 class Queues(RuleBasedStateMachine):
-    """An admission beside a list of what is queued."""
+    """An admission beside a list of the queued requests."""
 
     def __init__(self) -> None:
         super().__init__()

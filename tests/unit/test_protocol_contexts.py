@@ -56,7 +56,7 @@ def test_creator_takes_the_place_of_a_lost_giver(contexts):  # BWD-4, BWD-6
 
 
 def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
-    """The pass fails before the death of the giver, which has told nobody, or after."""
+    """Fail the pass before or after the death of its giver, which has told no other worker."""
     creator: Contexts[str] = Contexts(CREATOR, 0)
     assert [creator.next_id() for _ in range(5)][-1] == CONTEXT
     creator.create(CONTEXT, "content")

@@ -12,7 +12,7 @@ MOST = 100
 
 
 class Boxes(RuleBasedStateMachine):
-    """A box beside a list. Items are numbered; what is over is known by number."""
+    """A box beside a list. Items are numbered; finished ones are known by number."""
 
     def __init__(self) -> None:
         super().__init__()

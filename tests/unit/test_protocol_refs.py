@@ -683,7 +683,7 @@ def test_value_whose_owner_is_met_again_is_registered_anew():
 
 
 def met_again() -> tuple[Refs, int]:
-    """A holder with one use of REF of before its owner was met again, and one message since."""
+    """Return a holder with a use of REF from before it met the owner again, and a message since."""
     refs = holding()
     refs.on_peer_lost(OWNER, "silent")
     again = next_incarnation(OWNER)
@@ -736,7 +736,7 @@ def test_message_that_waits_for_an_owner_of_before_is_refused_when_that_is_met_a
     refs.take()
     later = TransferKey(THIRD, 8, False)
     refs.arrive(later, [wire(owner=next_incarnation(OWNER))])  # before `lost` is told
-    [_, refused, _] = refs.take()  # REGISTER, and RECEIVED for what is refused
+    [_, refused, _] = refs.take()  # REGISTER, and RECEIVED for the refused ones
     assert refused == Unavailable(FROM_THIRD, "owner", PARTED, True)
     refs.on_peer_lost(OWNER, "silent")
     refs.on_registered([(*ENTRY, 2, True)])

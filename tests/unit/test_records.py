@@ -1,4 +1,4 @@
-"""Records: the stream comes out as it went in, and what was touched on its way is refused.
+"""Records: the stream comes out as it went in, and altered records are refused.
 
 `tests/records.json` has test vectors for both transports: a list of directions of a connection. Of
 each, `key` is what the handshake gave it (hex), `encrypts` says whether records are encrypted,
@@ -219,7 +219,7 @@ def test_every_truncation_gives_only_whole_records(encrypts: bool) -> None:
         found, is_refused = outcome(whole[:end], encrypts)
         assert found == (b"first" if end >= len(first) else b"")
         assert not is_refused
-        # What is cut out in the middle is noticed with the next record.
+        # A cut in the middle is noticed with the next record.
         if end:
             assert outcome(whole[:end] + whole + bytes(MAX_PAYLOAD), encrypts) == (found, True)
 

@@ -61,7 +61,7 @@ def join_all(
     timeout: float = 20.0,
     prefix: str = "a",
 ) -> list[Outcome]:
-    """All workers join at once, each from its own thread; what each returned or raised."""
+    """Join with all workers at once, a thread each; return the values or errors of all."""
     outcomes: dict[int, Outcome] = {}
 
     def join(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Whoever was lost is looked for until it is there, or is known to be gone."""
+"""A lost worker is looked for until it is there, or is known to be gone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def search_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("farcall-search-me")]
 
 
-@pytest.mark.parametrize("last", [None, LinkError("nobody listens there")])
+@pytest.mark.parametrize("last", [None, LinkError("no process listens there")])
 def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | None) -> None:
     reach.completion = [NotSent("in time"), Silent("for 30 s"), last]
     search.begin(PEER, times_met=0)

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-# In a process of its own, since it ends by a signal if it goes wrong. With debugging memory: what
-# is freed is overwritten, so a look at it is noticed.
+# The program runs in a process of its own, since a failure ends it by a signal. Debugging memory
+# overwrites freed memory, so a look at it is noticed.
 PROGRAM = """
 import gc
 from farcall.serde import Serializer

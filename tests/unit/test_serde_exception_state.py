@@ -294,7 +294,7 @@ FROM_FARCALL = {"remote_worker", "remote_traceback"}
 
 
 def contents(error: BaseException) -> tuple[type, dict[str, Any], list[Any]]:
-    """All that a user can see of an exception: its type, its attributes and its arguments."""
+    """Return all that a user can see of an exception: its type, attributes and arguments."""
     attributes = {
         name: getattr(error, name)
         for base in type(error).__mro__

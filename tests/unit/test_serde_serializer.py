@@ -1,4 +1,4 @@
-"""The serializer: code by value, policies, references, and errors that say what is wrong."""
+"""The serializer: code by value, policies, references, and errors that name the cause."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ MEMBERS = [(0, ME), (1, SILENT), (2, READY)]
 
 
 class Control:
-    """Delivers what is for this worker, and answers for the one that is ready, at once."""
+    """Messages to this worker are delivered at once, and the one that is ready answers at once."""
 
     def __init__(self) -> None:
         self.coordinator = ShutdownCoordinator(ME, MEMBERS, self, 0.05)  # type: ignore[arg-type]

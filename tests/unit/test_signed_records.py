@@ -21,7 +21,7 @@ from farcall.runtime.membership.signed_store import MOST_NAMED, SignedStore
 from farcall.runtime.membership.signing import SecretSigner, Unsigned, signed_parts
 
 SIGNER = SecretSigner(b"what only the members know")
-SHORT = 0.2  # seconds that nobody waits for in vain
+SHORT = 0.2  # seconds: few, since the tests wait them out
 
 
 def worker(name: str, rank: int) -> Worker:
@@ -33,7 +33,7 @@ def board(store: Store, prefix: str = "farcall/open") -> SignedStore:
 
 
 def meet(store: Store, *workers: Worker, prefix: str = "farcall/open") -> Rendezvous:
-    """An open group."""
+    """Return an open group that these workers have joined."""
     rendezvous = Rendezvous(store, prefix, SIGNER)
     for one in workers:
         rendezvous.join(one, None, PATIENCE)
@@ -242,7 +242,7 @@ def join_all(
 
 
 def test_records_of_an_earlier_run_make_no_group(store: HashStore) -> None:
-    """A liar shows the records, confirmations and the gate of a run before."""
+    """Show the records, confirmations and the gate of an earlier run, as a liar might."""
     former = HashStore()
     first = [worker("w0", 0), worker("w1", 1)]
     assert join_all(former, first, 2, PATIENCE) == [first, first]
@@ -298,7 +298,7 @@ def test_junk_where_the_gate_belongs_holds_nobody_up(store: HashStore) -> None:
 
 
 def test_whoever_is_not_shown_in_the_list_is_in_it_nevertheless(store: HashStore) -> None:
-    """A liar hides this worker from itself."""
+    """Hide this worker from itself, as a liar might."""
     meet(store, worker("w0", 0))
     store.set("farcall/open/members", "0")
     one = worker("w1", 1)
@@ -314,7 +314,7 @@ def test_a_name_that_left_stays_free_for_others(store: HashStore) -> None:
 
 @pytest.mark.parametrize("state", ["up", "left"])
 def test_a_replayed_record_names_the_dead_and_nobody_else(store: HashStore, state: str) -> None:
-    """An old record under its own key is signed: what it says was so."""
+    """Put an old, signed record back under its own key: its statement was once true."""
     first, second = worker("w1", 1), worker("w1", 1)
     group = meet(store, first)
     if state == "left":

@@ -1,4 +1,4 @@
-"""Workers that start at a store of a liar's, and call each other: errors in time, or what is right.
+"""Workers that start at a store of a liar's, and call each other: errors in time, or right values.
 
 The agents of a test are in one process, and each has a view of the store of its own.
 """
@@ -107,7 +107,7 @@ def unaltered(key: str, value: bytes) -> bytes:
 
 
 def to_a_liar(key: str, value: bytes) -> bytes:
-    """Every address of another worker leads elsewhere; so long as before, so all else is right."""
+    """Lead each address of another worker elsewhere. It keeps its length, so all else is right."""
     return (
         value if key.endswith(("w0", "/0")) else value.replace(b"tcp://127.0.0.", b"tcp://127.9.9.")
     )
@@ -164,7 +164,7 @@ def test_calls_to_one_of_two_workers_that_are_swapped_reach_neither_or_the_right
 
 
 def test_workers_of_two_groups_with_one_secret_do_not_mix(workers: Workers) -> None:
-    """All of one's own programs have the same secret, unless it is set."""
+    """Use one secret for two groups, as one's own programs do unless it is set."""
     one, other = HashStore(), HashStore()
     w0 = workers.start("w0", 0, None, one)
     stranger = workers.start("w1", 1, None, other)
@@ -205,7 +205,7 @@ def test_junk_where_groups_of_fixed_size_leave_their_mark(
 def test_addresses_that_are_none_raise_what_calls_raise(
     workers: Workers, secret: str | None
 ) -> None:
-    """A member may write what it likes; without a secret, everybody."""
+    """Write any address, as a member may do, and without a secret everyone."""
     w0 = workers.start("w0", 0, None, HashStore(), secret=secret)
     for url in ("tcp://[::1", "tcp://x:99999", "tcp://\N{BULLET}:1", "unix:@", "", "tcp://:0"):
         mine = w0.me

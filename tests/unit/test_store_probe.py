@@ -1,4 +1,4 @@
-"""An unreachable rendezvous says what is wrong with it, in time, and leaves nothing behind."""
+"""An unreachable rendezvous says in time why it can't be reached, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_full_backlog_is_no_answer_to_the_connection() -> None:
 
 
 def late(failure: Exception, after: float) -> Callable[..., object]:
-    """A resolver or host that fails after so many seconds, or at its caller's timeout."""
+    """Return a resolver or host that fails after so many seconds, or at its caller's timeout."""
 
     def fail(*args: object, timeout: float = PATIENCE, **options: object) -> object:
         time.sleep(min(after, timeout))

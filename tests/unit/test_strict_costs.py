@@ -77,7 +77,7 @@ def test_tables_of_one_message_share_their_time(build: Callable[[TableBudget], b
 
 
 def test_search_for_equal_hashes_builds_no_table_of_them() -> None:
-    """A table of the hashes would be as slow as the one that is guarded."""
+    """Build no table of the hashes, which would be as slow as the guarded one."""
     hashes: list[int] = []
 
     class Key(int):
@@ -239,7 +239,7 @@ def test_syntax_errors_arrive_as_they_are() -> None:
 
 
 def test_arguments_are_no_attribute() -> None:
-    """A copy of the exception would be made of them, unchecked."""
+    """Refuse `args` as an attribute: a copy of the exception would be made of it, unchecked."""
     for name, args in (("UnicodeDecodeError", ("u", b"a", 0, 1, "r")), ("ValueError", ())):
         with pytest.raises(Refused):
             read(an_error(name, args, {"args": ("u", b"a", -LONG, LONG, "r")}))

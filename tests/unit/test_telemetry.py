@@ -1,4 +1,4 @@
-"""Names of `farcall.otel`, the Prometheus text, and imports that nobody else pays for."""
+"""Names of `farcall.otel`, the Prometheus text, and imports that only its users pay for."""
 
 from __future__ import annotations
 

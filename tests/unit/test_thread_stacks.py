@@ -33,7 +33,7 @@ over = threading.Event()
 threads = [threading.Thread(target=begin_and_end_threads) for _ in range(4)]
 for thread in threads:
     thread.start()
-gc.callbacks.append(lambda *_: time.sleep(0))  # whoever collects lets another thread run
+gc.callbacks.append(lambda *_: time.sleep(0))  # the collecting thread lets another run
 gc.set_threshold(1)
 for _ in range(2000):
     assert threading.get_ident() in current_frames()

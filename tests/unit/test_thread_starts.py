@@ -197,7 +197,7 @@ class TestFunctionQueue:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_functions_of_any_chains_never_block_each_other(self, seed: int) -> None:
-        """Workers that serve chains of calls: as long as one waits, somebody goes on."""
+        """Serve chains of calls: as long as one waits, another one goes on."""
         chance = random.Random(seed)
         most = chance.randint(4, 20)
         workers = [FunctionQueue(most, chance.randint(1, 4)) for _ in range(chance.randint(1, 3))]

@@ -131,7 +131,7 @@ def test_nothing_beyond_the_handshake_is_read(pair: Pair, terms: Terms) -> None:
 
 
 def test_nothing_follows_a_handshake_but_records(pair: Pair, terms: Terms) -> None:
-    """A session ticket of TLS would come behind it, and be taken for a record."""
+    """Send no session ticket of TLS after the handshake: it would be taken for a record."""
     left, right = meet(pair, terms, terms)
     assert (left.peer, right.peer) == (RIGHT, LEFT)
     for sock in pair:

@@ -1,4 +1,4 @@
-"""Frames: what is encoded comes back, and every length is checked before it is believed."""
+"""Frames: decoding inverts encoding, and every length is checked before it is believed."""
 
 from __future__ import annotations
 

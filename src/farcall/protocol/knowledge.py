@@ -101,7 +101,7 @@ class Knowledge:
     def hear(
         self, state: State, plan: SupervisionPlan | None = None, *, passes_on: bool = False
     ) -> Answer:
-        """Hear how the supervision is, and how it is to be. Only what is newer counts.
+        """Hear how the supervision is, and how it is to be. Only newer states count.
 
         Args:
             passes_on: it does not come from the supervisor, so that the end is told to all others.

@@ -45,7 +45,7 @@ from farcall.protocol.supervision_instructions import (
 
 ADOPTION_SECONDS = 2.0  # that others have to say that they could take over, before it starts
 AGAIN_SECONDS = 0.5  # until a worker is asked again, if it is there
-LEAST_SECONDS = 0.001  # of a wait: a clock may round what is left of it to nothing
+LEAST_SECONDS = 0.001  # of a wait: a clock may round its rest to nothing
 SNAPSHOT_KEEPERS = 2  # that have each snapshot, beside the owner and the supervisor
 
 
@@ -148,7 +148,7 @@ class Leading:
         self._go_on()
 
     def ended(self, child: int, edition: Edition) -> None:
-        """The user has killed a child."""
+        """Count a child as ended, since the user has killed it."""
         if self._children[child].edition == edition:
             self._machine.ended(child, edition.generation)
             self._go_on()
@@ -176,7 +176,7 @@ class Leading:
     # Keepers.
 
     def _enlist(self) -> None:
-        """Have all that are there keep what is needed to take over."""
+        """Have all members that are there keep the state that a successor needs."""
         for peer in self._around.others():
             is_due = peer.meeting not in self._paused
             if is_due and self._asked.get(peer.number) != peer.meeting:
@@ -318,7 +318,7 @@ class Leading:
         self._ask(owner, question, self._made, child, generation)
 
     def _made(self, child: int, generation: int, answer: Any) -> None:
-        """A child was made, or could not be."""
+        """Take in that a child was made, or could not be made."""
         if isinstance(answer, Failed):
             self._not_made(child, generation, answer.error)
             return

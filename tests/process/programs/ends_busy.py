@@ -79,7 +79,7 @@ def waits_for_torch() -> None:
 
 
 def store() -> None:
-    """An operation of torch's store does not end: `bounded` leaves its thread behind."""
+    """Wait in torch's store for what never comes: `bounded` leaves its thread behind."""
     started.set()
     meeting = HashStore()
     try:

@@ -1,4 +1,4 @@
-"""Changes bytes of strict values at random, and uses what is read of them: nothing may crash.
+"""Changes bytes of strict values at random, and uses the values read: nothing may crash.
 
 Run it as `fuzz_strict.py SEED COUNT [FILE]`. It prints how many inputs were read, and how many were
 refused. The last input is in the file.

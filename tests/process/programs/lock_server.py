@@ -1,4 +1,4 @@
-"""A parameter server as a global object of `__main__`, made once by whoever comes first."""
+"""A parameter server as a global object of `__main__`, made once, by the first call."""
 
 import sys
 from threading import Lock

@@ -52,7 +52,7 @@ def of_an_optimizer() -> None:
 
 
 def that_are_sent() -> None:
-    """A large leaf is sent, and used meanwhile."""
+    """Send a large leaf again and again, and use it meanwhile."""
     leaf = torch.ones(2000, requires_grad=True)
     stop = threading.Event()
 

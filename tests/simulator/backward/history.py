@@ -149,7 +149,7 @@ class History:
 
 
 def draw_history(random: Random, workers: int, happens: Callable[[], bool]) -> History:
-    """A random one, of workers 1 to `workers`. Nodes come from late ones rather: it gets deep.
+    """Return a random history of workers 1 to `workers`, deep since new nodes use late ones.
 
     Args:
         random: draws it.

@@ -206,7 +206,7 @@ class SimulatedPass:
         self.report(self.machine.begin, self._live.is_shared)
 
     def prepare(self, source: int, live: Sequence[int], answer: OnAnswer) -> None:
-        """A part of a source is live."""
+        """Explore a part of a source that is live."""
         self._explore_part(source, live, answer)
 
     def _explore_part(self, source: int, live: Sequence[int], asker: object) -> None:
@@ -217,7 +217,7 @@ class SimulatedPass:
     # Gradients.
 
     def deliver(self, source: int, gradients: Mapping[int, int], credit: int) -> None:
-        """The gradients of a source, and credit of the pass."""
+        """Take in the gradients of a source, and credit of the pass."""
         self._explore()
         self._gradients[source] = gradients
         self.report(self.machine.arrive, source, credit)
@@ -237,7 +237,7 @@ class SimulatedPass:
         self._world.start(self._worker.id, run, self._expire)
 
     def _expire(self) -> None:
-        """A run has waited for too long: in fast mode, for a gradient that may never come."""
+        """Give up a run that has waited too long; in fast mode, a gradient may never come."""
         if self.options.fast:
             self.fail(_unused({self._worker.id: self.machine.missing}))
 

@@ -102,7 +102,7 @@ class _BackwardSchedule(Schedule):
                 self._look_back(count)
 
     def _look_back(self, count: int) -> None:
-        """A context, what happened in it, and the passes that will begin."""
+        """Draw a context, the calls that were made in it, and the passes that will begin."""
         random = self._random
         history = draw_history(random, count, self._happens)
         gathers = random.random() < 0.3 and self._happens()
@@ -293,7 +293,7 @@ class _BackwardSchedule(Schedule):
     # What workers tell.
 
     def send(self, worker: int, peer: int, message: Any, call: int) -> None:
-        """A message goes off. Whom it does not reach is found to be dead."""
+        """Send a message. If its target can't be reached, the worker will find that it is dead."""
         self._met(worker, peer)
         if peer not in self._workers:
             self._will_notice(worker, peer)

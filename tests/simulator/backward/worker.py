@@ -66,7 +66,7 @@ class Worker:
         on_answer(Answered(call, f"lost {peer}"))
 
     def receive(self, peer: int, message: Any, call: int) -> None:
-        """A message arrives."""
+        """Act on a message that arrives."""
         if peer in self.lost:
             return
 
@@ -148,7 +148,7 @@ class Worker:
         return self.contexts.tell(context, peer)
 
     def enter(self, context: int, peer: int, content: Content) -> None:
-        """A peer gives us a context."""
+        """Enter a context that a peer has sent."""
         if peer == self.id:
             return
         known = self.contexts.enter(context, peer, content)
@@ -156,7 +156,7 @@ class Worker:
             self._lose_part(peer)
 
     def end(self, context: int) -> None:
-        """A context that was made here ends."""
+        """End a context that was made here."""
         self._carry_out(self.contexts.end(context))
         self._carry_out(self.contexts.end(context))  # no effect
 

@@ -190,7 +190,7 @@ class World:
         return _timed_out(until)
 
     def _connect_near(self, now: float) -> Outcome:
-        """The Unix name of a worker on this host: there is no network between."""
+        """Connect to the Unix name of a worker on this host, with no network between."""
         if self.mode(now) in ENDS:
             return Outcome(now, Failure.ABSENT)
         if self.mode(now) is Mode.BACKLOG:

@@ -188,7 +188,7 @@ class Meetings:
     # Ends.
 
     def tell_end(self, node: Node, link: Link) -> None:
-        """A link has ended at the other end, and is to end here, sooner or later."""
+        """Let a link that has ended at its other end also end here, sooner or later."""
         cut = self.is_cut(node, link.other(node))
         delay = (NOTICED if cut else self._slowest) * self._random.random()
         self._at(self._clock.now + delay, node, partial(self._on_end, node, link))

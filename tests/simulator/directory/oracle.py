@@ -11,7 +11,7 @@ from simulator.schedule import Violation
 
 
 class DirectoryOracle:
-    """Judges. `violations` has what was wrong."""
+    """The judge. `violations` has the broken promises."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -22,7 +22,7 @@ class DirectoryOracle:
         self._ended: defaultdict[Node, dict[int, int]] = defaultdict(dict)  # the last meeting
 
     def violate(self, invariant: str, text: str) -> None:
-        """Take down what is wrong."""
+        """Take down a broken promise."""
         self.violations.append(Violation(invariant, text))
 
     # Events.
@@ -116,7 +116,7 @@ class DirectoryOracle:
         self._dropped[node][incarnation] = now
 
     def superseded(self, node: Node, record: Record, now: float) -> None:
-        """A worker meets again whom it had lost; where none come and go, its time begins."""
+        """Start the clock of a worker that is met again, unless workers may come and go."""
         if not node.machine.is_open:
             self._lost[node][record] = now
 

@@ -56,7 +56,7 @@ class _DirectorySchedule(Schedule):
         self._violations = self._oracle.violations
         self._store_returns = random.random() < 0.85
         self._store = Store(self._draw_store(), random.choice((0.001, 0.3, 2.4, 6.0)))
-        self._retries = random.choice((0.3, 1.0))  # chance to call again whoever is lost
+        self._retries = random.choice((0.3, 1.0))  # chance to call a lost worker again
         self._nodes: dict[int, Node] = {}
         self._asking: dict[Node, Asking] = {}
         self._meetings = Meetings(
@@ -73,7 +73,7 @@ class _DirectorySchedule(Schedule):
             self._begin_with_a_loss()
         self._draw(size)
 
-    # What is drawn.
+    # Random choices.
 
     def _draw_store(self) -> list[Change]:
         random, now, changes = self._random, 0.0, []
@@ -94,7 +94,7 @@ class _DirectorySchedule(Schedule):
 
     def _draw(self, size: int) -> None:
         random, nodes = self._random, list(self._nodes.values())
-        somebody = Node(-1, nodes[0].me, nodes[0].machine)  # what happens to nobody's process
+        somebody = Node(-1, nodes[0].me, nodes[0].machine)  # of events outside all processes
         for change in self._store.changes:
             self._agenda.at(change.moment, somebody, partial(self._change_store, change))
         rate = random.choice((1, 1, 1, 3)) * size
@@ -186,7 +186,7 @@ class _DirectorySchedule(Schedule):
             self._call(node, key, timeout)
 
     def _all_call(self) -> None:
-        """All call all others, but those to which a link leads, if each finds the other."""
+        """Have all call all others, except where a link leads to one and each finds the other."""
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
             linked = [link.acceptor for link in node.links if link in link.acceptor.links]
@@ -234,7 +234,7 @@ class _DirectorySchedule(Schedule):
         return None
 
     def _retry(self, node: Node, record: Record) -> None:
-        """A user may call again when a worker is lost."""
+        """Call again when a worker is lost, as some users do."""
         if self._random.random() < self._retries:
             call = partial(self._call, node, record.worker.name, 20.0)
             self._meetings.soon(node, call)
@@ -242,7 +242,8 @@ class _DirectorySchedule(Schedule):
     # What befalls them.
 
     def _change_store(self, change: Change) -> None:
-        self._note("the store is", change.mode.value, "and knows nobody" if change.is_new else "")
+        new = "and knows no worker" if change.is_new else ""
+        self._note("the store is", change.mode.value, new)
         self._store.change(change)
 
     def _somebody(self) -> Node | None:
@@ -311,7 +312,7 @@ class _DirectorySchedule(Schedule):
             self._at(self._clock.now + seconds, stays, partial(self._come_again, node, stays))
 
     def _come_again(self, node: Node, process: Node) -> None:
-        """A new incarnation takes a name over, as soon as the store answers."""
+        """Start a new incarnation, which takes a name over as soon as the store answers."""
         if self._store.mode is not Mode.UP:
             if self._clock.now < self._calm:
                 later = self._store.changes_at(self._clock.now)
@@ -327,7 +328,7 @@ class _DirectorySchedule(Schedule):
                 if self._random.random() < 0.8:
                     self._call(newcomer, other.name, 5.0)
 
-    # What is promised.
+    # Promises.
 
     def _check_end(self) -> None:
         living = [node for node in self._nodes.values() if node.alive]

@@ -16,7 +16,7 @@ class Mode(StrEnum):
 
     UP = "up"
     DARK = "dark"  # it does not answer
-    DEAD = "dead"  # its host says that nobody is there
+    DEAD = "dead"  # its host says that no process is there
 
 
 class Change(NamedTuple):
@@ -25,7 +25,7 @@ class Change(NamedTuple):
     Attributes:
         moment: when.
         mode: what it is like from then on.
-        is_new: another process hosts it, and knows nobody.
+        is_new: another process hosts it, and knows no worker.
     """
 
     moment: float
@@ -141,7 +141,7 @@ class Link:
         return self.acceptor if node is self.dialler else self.dialler
 
     def peer(self, node: Node) -> Worker:
-        """The other worker, as it is to this one. A hello does not say all that the store knows."""
+        """Return the other worker as this one knows it: a hello says less than the store."""
         they = self.other(node).me
         incarnation = nth_incarnation(they.incarnation, self.meeting)
         return Worker(they.name, they.id, incarnation, they.addresses)

@@ -196,7 +196,7 @@ def detach(drawer: Drawer, scope: Scope) -> bool:
 
 
 def in_place(drawer: Drawer, scope: Scope) -> bool:
-    """Change a tensor that nobody else needs as it was."""
+    """Change a tensor whose old values no other operation needs."""
     options = [x for x in scope.tensors if x.group.changeable and x.dense]
     if not options:
         return False

@@ -35,7 +35,7 @@ def pack(packing: str, things: Sequence[Thing]) -> Any:
 
 
 def unpack(container: Any) -> list[Thing]:
-    """The values in whatever `pack` made of them; a value alone is one."""
+    """Return the values in a container that `pack` made; a lone value is a container, too."""
     return list(_walk(container))
 
 

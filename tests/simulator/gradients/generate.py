@@ -204,7 +204,7 @@ class _Generator:
         return max(self.random.choices(tensors, k=3), key=lambda value: value.depth)
 
     def _gather(self, scope: Scope) -> tuple[Value, ...]:
-        """A tensor from all that was not used so far, references that were made here included."""
+        """Make a tensor of all that was not used so far, also of references that were made here."""
         for reference in scope.made:
             for index in range(len(reference.content)):
                 self._fetch(scope, reference, index)
@@ -235,7 +235,7 @@ class _Generator:
         scope.steps.append(Await(results.number, numbers))
 
     def _settle(self, scope: Scope) -> None:
-        """Wait for what is under way: a program has nothing left running at its end."""
+        """Wait for all pending calls: a program has nothing left running at its end."""
         while scope.pending:
             self._await(scope, self.random.randrange(len(scope.pending)))
         for reference in scope.unsettled:

@@ -1,7 +1,7 @@
 """The program run in one process and one thread, with torch's own backward.
 
-A call is a call of a function; what is sent is cloned, so that a later change in place is not seen
-by the callee, and a tensor that requires grad stays in the graph.
+A call is a call of a function; its arguments are cloned, so that a later change in place is not
+seen by the callee, and a tensor that requires grad stays in the graph.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LocalWorld:
         return self._send(results)
 
     def wait(self, site: Site, pending: Any) -> Any:
-        """The results are there."""
+        """Return at once: the results are there."""
         return pending
 
     def refer(self, site: Site, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The steps of a program: their work, and their counts.
 
 Operations keep elements between -1 and 1 if their inputs are. The same functions run in the local
-and in the distributed run of a program, so what is compared is how they are put together.
+and in the distributed run of a program, so a comparison shows how they are put together.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Report(NamedTuple):
     parameter_hooks: Counter[str]
 
     def without_zeros(self) -> Report:
-        """The same, but zeros are nothing."""
+        """Return the same report, in which zeros count as no gradient."""
         return self._replace(
             gradients=_nonzero(self.gradients),
             retained=_nonzero(self.retained),

@@ -29,7 +29,7 @@ PACKINGS = ("tuple", "list", "dict", "nested", "object")
 
 
 class Leaf(NamedTuple):
-    """A parameter. `hook` names what is done to its gradient; "" for nothing."""
+    """A parameter. `hook` names the change of its gradient; "" stands for none."""
 
     worker: int
     ndim: int
@@ -63,7 +63,7 @@ class Call(NamedTuple):
         args: values (tensors and references) that become the block's `params`.
         packing: the container they travel in.
         output: number of the pending call, or of the reference.
-        quietly: under `torch.no_grad`. What is sent keeps its link to what it comes from.
+        quietly: under `torch.no_grad`. Arguments stay connected to their graph.
     """
 
     way: str

@@ -3,8 +3,8 @@
 It has to know enough that a program means the same locally and distributed, in whatever order
 calls end. Values that share memory form a group. Memory must not be changed in place any more once
 another block can see it (it is a parameter, is stored, or is referred to), once a backward pass
-needs it, or where torch forbids it. What a block stores is there for others only when somebody has
-waited for the block.
+needs it, or where torch forbids it. Others see the values that a block stores
+only after some block has waited for it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Scope:
     def arrive(self, things: Sequence[Value | Reference], numbers: Sequence[int]) -> None:
         """Take over what came in one message, under new numbers.
 
-        What is sent twice in a message arrives as one tensor; one that shares memory with itself
+        A tensor sent twice in a message arrives as one tensor; one that shares memory with itself
         arrives as such.
         """
         arrived: dict[int, Value] = {}

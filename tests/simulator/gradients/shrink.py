@@ -1,4 +1,4 @@
-"""Making a program that fails smaller, so that somebody can read it."""
+"""Making a program that fails smaller, so that people can read it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _needs(step: Step, gone: _Gone) -> bool:
 
 
 def _drop_results(program: Program, gone: _Gone) -> None:
-    """A result that is gone is gone at the caller, too."""
+    """Drop a result at the caller, too, when it is gone in the block."""
     for block in program.blocks:
         calls = {step.output: step.block for step in block.steps if isinstance(step, Call)}
         for step in block.steps:
@@ -180,7 +180,7 @@ def _kept(numbers: tuple[int, ...], gone: _Gone) -> tuple[int, ...]:
 
 
 def _pruned(program: Program) -> Program:
-    """Return the program without blocks that nobody calls."""
+    """Return the program without blocks that no block calls."""
     called = [0]
     for index in called:
         called += [s.block for s in program.blocks[index].steps if isinstance(s, Call)]
@@ -355,7 +355,7 @@ def _fewer_workers(program: Program) -> Iterator[Program]:
 
 
 def _moved(program: Program, old: int, new: int) -> Program:
-    """With what was on one worker on another, and the last one in its place."""
+    """Return the program with one worker's steps on another, and the last worker in its place."""
 
     def place(worker: int) -> int:
         if worker == old:
@@ -373,7 +373,7 @@ def _moved(program: Program, old: int, new: int) -> Program:
 
 
 def _fewer_leaves(program: Program) -> Iterator[Program]:
-    """Without hooks; without the last leaf, if nobody uses it."""
+    """Yield the program with fewer hooks, and without the last leaf if no step uses it."""
     for index, leaf in enumerate(program.leaves):
         if leaf.hook:
             yield _with_leaf(program, index, leaf._replace(hook=""))

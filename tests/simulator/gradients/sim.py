@@ -38,7 +38,7 @@ class Failure(NamedTuple):
     Attributes:
         seed: replays it.
         together: whether it is that of three programs.
-        text: what was wrong.
+        text: a description of the failure.
     """
 
     seed: int
@@ -111,7 +111,7 @@ def _run_seed(bench: Bench, seed: int) -> tuple[Summary, bool]:
 
 
 def attempt(bench: Bench, programs: Sequence[Program]) -> tuple[str, bool]:
-    """Run one program, or several at once: what is wrong, "" for nothing; whether one hangs."""
+    """Run programs at once; return a description of the failure, or "", and whether one hangs."""
     try:
         one = len(programs) == 1
         lines = bench.check(programs[0]) if one else bench.check_together(programs)
@@ -140,7 +140,7 @@ def run_many(programs: int, first: int, jobs: int, advance: Advance) -> Summary:
 
 
 def _announced(summary: Summary) -> Summary:
-    """The same, once its failures are on standard error: a run may be long."""
+    """Print the failures on standard error, since a run may be long; return the summary."""
     for failure in summary.failures:
         click.echo(f"{failure.command}\n{failure.text}\n", err=True)
     return summary
@@ -161,7 +161,7 @@ def replay(seed: int, together: bool, small: bool) -> int:
 
 
 def _attempt_alone(programs: Sequence[Program], threads: int) -> tuple[str, bool]:
-    """On workers of their own, with a look at what is left of them."""
+    """Run the programs on workers of their own, and look for leftovers."""
     try:
         with Bench(num_worker_threads=threads) as bench:
             text, hangs = attempt(bench, programs)

@@ -8,8 +8,8 @@
 All is drawn from a seed: which thread goes on, how long a message takes. Time is virtual, so that a
 minute of silence takes no time, and code that waits is told from code that does not.
 
-`scheduler` has processes and their threads, one of which runs at a time, and `locks` what is in
-`threading`. `network` has hosts and what is between them, `files` what a kernel has for
-descriptors, and `sockets` what is in `socket` and `select`. `store` is a store of
-torch.distributed. `installing` puts all of that in the place of the real ones.
+`scheduler` has processes and their threads, one of which runs at a time, and `locks` the content of
+`threading`. `network` has hosts and the paths between them, `files` the kernel's side of
+descriptors, and `sockets` the content of `socket` and `select`. `store` is a store of
+torch.distributed. `installing` puts all of them in the place of the real ones.
 """

@@ -115,9 +115,9 @@ class Stream(File):
     """One end of a connection.
 
     Attributes:
-        error: what the next operation fails with: a number of `errno`, 0 for nothing.
-        user_timeout: seconds after which what is not acknowledged ends the connection; 0: never.
-        unread: what has arrived.
+        error: the `errno` that the next operation fails with; 0 for none.
+        user_timeout: seconds after which unacknowledged bytes end the connection; 0: never.
+        unread: the bytes that have arrived.
     """
 
     def __init__(self, kernel: Kernel, process: Process, host: Host) -> None:
@@ -133,9 +133,9 @@ class Stream(File):
         self.has_end = False  # the peer sends no more
         self.is_shut = False  # for writing
         self.under_way = 0  # bytes that the peer's kernel has not acknowledged
-        self.since = 0.0  # when what is under way was sent, or the peer's kernel last answered
+        self.since = 0.0  # when the bytes under way were sent, or the peer's kernel last answered
         self.last_answer = kernel.scheduler.now
-        self._arrival = 0.0  # of what was sent last
+        self._arrival = 0.0  # of the bytes sent last
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
 
     def __repr__(self) -> str:
@@ -237,7 +237,7 @@ class Stream(File):
         self.kernel.network.carry(self.host, sender.host, lambda: sender.acknowledged(count))
 
     def acknowledged(self, count: int) -> None:
-        """The peer's kernel has taken some bytes."""
+        """Count some bytes as taken by the peer's kernel."""
         self.under_way = max(0, self.under_way - count)
         self.last_answer = self.since = self.kernel.scheduler.now
         if self.under_way:
@@ -245,16 +245,16 @@ class Stream(File):
         self.changed()
 
     def end(self) -> None:
-        """The peer sends no more."""
+        """Note that the peer sends no more."""
         self.has_end = True
         self.changed()
 
     def reset(self) -> None:
-        """The peer's kernel knows no such connection."""
+        """Reset the connection: the peer's kernel does not know it."""
         self.fail(errno.ECONNRESET)
 
     def fail(self, number: int) -> None:
-        """The connection is over."""
+        """End the connection with this error."""
         if self.is_open and not self.error:
             self.error = number
             self.has_end = True

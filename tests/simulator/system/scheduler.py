@@ -165,7 +165,7 @@ class Scheduler:
         self._ready.append(thread)
 
     def sleep(self, until: float = math.inf) -> bool:
-        """Have the calling thread sleep until somebody wakes it, or that moment.
+        """Have the calling thread sleep until another one wakes it, or until that moment.
 
         Returns:
             Whether it was woken.
@@ -299,7 +299,7 @@ class Scheduler:
                 yield index
 
     def _pick(self) -> SimThread | None:
-        """Return the thread that runs next. Until there is one, what is to happen happens."""
+        """Return the thread that runs next. Until there is one, run the events that are due."""
         while not self._has_ended:
             ready = list(self._may_run())
             if ready:

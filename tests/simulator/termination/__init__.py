@@ -4,7 +4,7 @@
 
     print(simulate_termination(seed=1).violations)  # ()
 
-`world` has the workers and what is between them, `simulation` the order of events and the judge.
+`world` has the workers and the paths between them, `simulation` the order of events and the judge.
 `planted` has mistakes that are found. Many schedules:
 `python -m simulator.sim --protocol termination`.
 """

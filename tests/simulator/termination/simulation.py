@@ -2,7 +2,7 @@
 drawn from a seed.
 
 The machines are `farcall.protocol.termination`'s, as `runtime/membership/shutdown.py` runs
-them. What is checked:
+them. The judge checks:
 
 DEP-1 At each dismissal, but by a worker that was given up: every worker that counts is ready, and
       serves or waits for no call on behalf of workers that all count. A worker counts unless it is
@@ -273,7 +273,7 @@ class _TerminationSchedule(Schedule):
         self._note(member, "stands still", "forever" if forever else f"for {seconds:.2f} s")
         member.stands_until = math.inf if forever else self._clock.now + seconds
 
-    # What is promised.
+    # Promises.
 
     def _check_dismissal(self, dismissed: Member) -> None:
         leader = self._members[dismissed.detector.leader]

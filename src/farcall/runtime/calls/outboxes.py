@@ -80,7 +80,7 @@ class Turn:
         try:
             while not self._bell.wait(_piece_until(deadline)):
                 if time.monotonic() >= deadline:
-                    raise NotSent("what was to be sent before it is still waiting")
+                    raise NotSent("earlier messages to the peer still wait to be sent")
         finally:
             self.is_over = True
 

@@ -354,7 +354,7 @@ class Rendezvous:
                 if found.value.state == "up" and not is_dead(holder):
                     return holder
             expected = found.raw
-        raise StoreFailed("it does not keep what is written to it")
+        raise StoreFailed("it does not keep written values")
 
     def _mark_left(self, key: str, worker: Worker) -> None:
         found = self._board.read(key, RECORD)

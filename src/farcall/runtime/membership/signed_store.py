@@ -156,7 +156,7 @@ class SignedStore:
             if found.value is not None:
                 return found.value
             expected = found.raw
-        raise StoreFailed("it does not keep what is written to it")
+        raise StoreFailed("it does not keep written values")
 
     def put(self, key: str, value: object) -> None:
         """Put a value in the place of whatever is there."""
@@ -249,7 +249,7 @@ class SignedStore:
                 with self._lock:
                     self._board = self._board or found
             expected = found
-        raise StoreFailed("it does not keep what is written to it")
+        raise StoreFailed("it does not keep written values")
 
     # The store.
 

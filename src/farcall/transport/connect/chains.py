@@ -245,6 +245,6 @@ def check_signature(key: CertificatePublicKeyTypes, data: bytes, signature: byte
                 key.verify(signature, data)
     except (InvalidSignature, ValueError):
         raise NotBelieved(
-            "what was signed has been altered since, or FARCALL_SECRET, which is signed along, is "
-            "not the same on all workers"
+            "the signed record has been altered since, or FARCALL_SECRET, which is signed along, "
+            "is not the same on all workers"
         ) from None

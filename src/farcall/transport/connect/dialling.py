@@ -300,7 +300,7 @@ class Dialler(Generic[T]):
         except OSError as error:
             return self._failed(url, failure_of(error), _reason(error))
         if found is None:
-            return self._failed(url, Failure.ABSENT, "nobody listens there")
+            return self._failed(url, Failure.ABSENT, "no process listens there")
         sock, description = found
         with self._changed:
             left = seconds_until(self._machine.connected(time.monotonic()).until)

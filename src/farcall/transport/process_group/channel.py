@@ -251,7 +251,7 @@ class Channel:
     def _post_all(self, job: _Job) -> Iterator[Operation]:
         for announcement, buffers in job.on_device:
             if self._lanes is None:
-                raise LinkError("this process group has no lanes for what is on a device")
+                raise LinkError("this process group has no lanes for buffers on a device")
             yield self._post(announcement, ENVELOPE_TAG)
             for buffer in buffers:
                 yield self._lanes.send(self.rank, buffer)
@@ -307,7 +307,7 @@ class Channel:
             LinkError: the channel has ended.
         """
         if self._lanes is None:
-            raise BadFrame("what is on a device was sent to a worker that has no lanes for it")
+            raise BadFrame("a buffer on a device was sent to a worker that has no lanes for it")
         coming = [self._lanes.receive(self.rank, size) for size in sizes]
         for _, operation in coming:
             operation.wait()
