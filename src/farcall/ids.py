@@ -123,7 +123,7 @@ class WorkerInfo:
 
 
 class Member(WorkerInfo):
-    """A worker with what it is for and where it runs, as `farcall.rpc.workers` returns it.
+    """A worker with its role, host and process, as `farcall.rpc.workers` returns it.
 
     Equal to the `WorkerInfo` of the same worker, and accepted wherever that is.
 

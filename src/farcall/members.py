@@ -46,9 +46,10 @@ def __dir__() -> list[str]:
 def workers(role: str | None = None) -> list[Member]:
     """Return the workers that are there, this one included, by id.
 
-    In a group whose workers come and go the store is asked who has joined. Workers that this one
-    has no link to are asked whether they are still there. Takes two seconds at most: if the store
-    does not answer, newcomers are missing; workers that do not answer count as there.
+    In a group whose workers come and go, the store is asked which workers have joined, and the
+    workers to which this one has no link are asked whether they are still there. Both take two
+    seconds at most: if the store does not answer, newcomers are missing; workers that do not answer
+    count as there.
 
     Args:
         role: only those with this role; None: all.
@@ -74,7 +75,7 @@ def wait_for(
         trainers = rpc.wait_for(role="trainer", count=3)
 
     Args:
-        names: whom to wait for. They are returned in this order.
+        names: the workers to wait for. They are returned in this order.
         role: without names: wait for workers of this role, and return all that are there then, by
             id. With names: a worker of another role does not count.
         count: without names: how many to wait for, this worker included if it has the role; 1 by
@@ -82,7 +83,7 @@ def wait_for(
         timeout: seconds; 0 for no limit.
 
     Raises:
-        RpcTimeout: some have not come in time; the message names them.
+        RpcTimeout: some workers have not come in time; the message names them.
         UnknownWorker, PeerLost: in a group of fixed size: there is no such worker, or it is gone.
         Cancelled: this worker was shut down meanwhile.
         ValueError, TypeError, NotInitialized: the question makes no sense.
@@ -113,8 +114,8 @@ def explain(
 
         print(rpc.explain("w1", measure=True))
 
-    The worker may be lost; then the result says why. If it lives and there is no link yet, one is
-    made, as for a call; the result says if it can't be.
+    The worker may be lost; then the result says why. If it lives and there is no link yet, a link
+    is made, as for a call; if that fails, the result says so.
 
     Args:
         to: name, id or `WorkerInfo` of a worker; may be this one.
@@ -123,8 +124,8 @@ def explain(
         timeout: for the link, and for each of these calls, in seconds; 0 for no limit.
 
     Raises:
-        UnknownWorker: there is none, and there was none.
-        RpcTimeout: it is not known here, and the store does not say in time who it is.
+        UnknownWorker: there is no such worker, and there was none.
+        RpcTimeout: the worker is not known here, and the store does not answer in time.
         ValueError, TypeError, NotInitialized: the question makes no sense.
     """
     agent = current_agent()
@@ -144,22 +145,22 @@ def explain(
 def on_join(function: Callable[[MemberEvent], object], *, present: bool = False) -> Subscription:
     """Have a function called with a `MemberEvent` for each worker that joins from now on.
 
-    Functions are called one after the other, in a thread of the agent that they may hold up only
-    for each other, without locks; the functions of this module work there. What they raise is
-    logged. For each name a join comes before the leave, and neither comes twice. A newcomer is
-    noticed within some tenths of a second. This worker itself is not told of.
+    Functions are called one after the other, without locks, in a thread of the agent that serves
+    them alone; they may use the functions of this module. Their exceptions are logged. For each
+    name, joins and leaves alternate, and a join comes first. A newcomer is noticed within some
+    tenths of a second. There are no events about this worker itself.
 
     Args:
-        function: what to call. It is kept until the returned subscription is closed, or the agent
+        function: the function. It is kept until the returned subscription is closed, or the agent
             is shut down.
-        present: call it first for those that are there already.
+        present: call the function first for the workers that are there already.
 
     Returns:
-        What ends the calls: call it, or use it in a `with` block.
+        A subscription, which ends the calls: call it, or use it in a `with` block.
 
     Raises:
         NotInitialized: before `init_rpc` or after `shutdown`.
-        TypeError: it is no function.
+        TypeError: `function` is not callable.
     """
     return _subscribe(function, joins=True, present=present)
 
@@ -169,8 +170,8 @@ def on_leave(function: Callable[[MemberEvent], object]) -> Subscription:
     """Have a function called with a `MemberEvent` for each worker that is gone: see `on_join`.
 
     The event's `kind` says how: "left" after its shutdown, "lost" if it died or was cut off,
-    "refused" if one of the two workers does not want the other; `why` has that in words. So that it
-    is noticed this worker makes a link to each other one.
+    "refused" if one of the two workers does not want the other; `why` has the reason in words. To
+    notice losses, this worker makes a link to every other one.
     """
     return _subscribe(function, leaves=True)
 
@@ -193,10 +194,10 @@ def _subscribe(
 
 @breaks_graphs
 def membership(*, present: bool = False) -> Membership:
-    """Return an iterator of all that comes from now on: `async for event in rpc.membership()`.
+    """Return an iterator over the events from now on: `async for event in rpc.membership()`.
 
     The events are those of `on_join` and `on_leave`, in order; none is missed between two steps.
-    The iterator ends when the agent is shut down, or by its `close`. For one task at a time.
+    The iterator ends when the agent is shut down, or by its `close`. One task at a time may use it.
 
     Args:
         present: begin with a "joined" for each other worker that is there already.
@@ -221,25 +222,27 @@ def all_gather(
     key: str = "",
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> dict[str, Any]:
-    """Return what each of some workers passes, by name, once all of them have called this.
+    """Return the values that some workers pass, by name, once all of them have called this.
 
         losses = rpc.all_gather(loss, role="trainer")
 
-    All name the same workers, this one among them. They may do so again and again: the first call
-    of each belongs together, then the second, and so on, whatever other workers do. Threads of one
-    worker that gather at the same time, with the same others, each need a `key`.
+    All must name the same workers, themselves included. They may call this again and again: the
+    first calls of all belong together, then the second calls, and so on, whatever other workers do.
+    Threads of one worker that gather at the same time, with the same workers, each need a `key`.
 
     Args:
         value: anything that a call can take.
-        workers: those that take part; None: the workers with the role.
-        role: without `workers`: all that have this role now; None: all that are there. Where they
-            come and go, `wait_for` them first: two workers that see different ones never meet.
+        workers: the workers that take part; None: the workers with the role.
+        role: without `workers`: all workers that have this role now; None: all that are there.
+            Where workers come and go, call `wait_for` first: workers that see different members
+            never meet.
         key: tells gatherings of the same workers apart.
         timeout: seconds; 0 for no limit.
 
     Raises:
-        RpcTimeout: not all have come in time, at any of them; the message names those.
-        PeerLost: one of them died or left; all hear of it.
+        RpcTimeout: not all have come in time, and all get this error; the message names the
+            missing.
+        PeerLost: one of the workers died or left, and all the others get this error.
         UnknownWorker, Cancelled, SerializationError: as for a call.
         ValueError, TypeError, NotInitialized: the call makes no sense.
     """
@@ -260,7 +263,7 @@ def gather(
     """Like `all_gather`, but only one of the workers gets the values; the others get None.
 
     Args:
-        to: the worker that gets them, one of those that take part.
+        to: the worker that gets the values, one of those that take part.
     """
     gathered: dict[str, Any] | None = _gather("gather", value, workers, role, key, to, timeout)
     return gathered

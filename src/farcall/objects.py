@@ -52,7 +52,7 @@ STORE_SECONDS = 1.0  # that the store has to say who has an id
 
 
 def look_up_object(agent: Agent, name: str, seconds: float | None) -> RRef[Any]:
-    """`rpc.get_object`. The timeout is in seconds; 0 for no limit, None for the default."""
+    """Do the work of `rpc.get_object`. Timeouts are in seconds; 0: no limit, None: the default."""
     name = checked(name)
     deadline, seconds, _ = agent.limits.of_call(seconds)
     here = agent.names.find(name)
@@ -77,20 +77,21 @@ def look_up_object(agent: Agent, name: str, seconds: float | None) -> RRef[Any]:
 def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
     """Drop the object of a reference at once, whichever workers have references to it.
 
-    A use of a reference to it then raises `Cancelled`, which says by whom it was killed; so do
-    calls of its methods that wait for their turn. A method that runs goes on to its end. The name
-    of the object is free again. No effect if the object could not be made or was killed before.
+    Every later use of a reference to the object raises `Cancelled`, which names the worker that has
+    killed it; so do calls of its methods that wait for their turn. A method that is running goes on
+    to its end. The name of the object is free again. The call has no effect if the object could not
+    be made or was killed before.
 
-    So what `remote` makes is cancelled: if the function or class has not been called yet, it is not
-    called any more; one that runs can see it by `rpc.cancelled()`, and the calls that it has made
-    are cancelled with it. Its result is dropped.
+    An object that `remote` is still making is cancelled. If the function or class has not been
+    called yet, it is not called any more. A function that is running can see the cancellation by
+    `rpc.cancelled()`; its calls are cancelled with it, and its result is dropped.
 
     Args:
         rref: any reference to the object.
         timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
 
     Raises:
-        OwnerDied: its owner is gone, and the object with it.
+        OwnerDied: the owner of the object is gone, and the object with it.
         RpcTimeout: the owner did not answer in time.
         Refused: a policy of the owner does not list `rpc.kill`.
     """
@@ -125,7 +126,7 @@ def checked(name: object) -> str:
     """Return a name that a user gave.
 
     Raises:
-        TypeError, ValueError: it can't be one.
+        TypeError, ValueError: it can't be the name of an object.
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of an object must be a str, not {type(name).__name__}")
@@ -220,7 +221,7 @@ def _reference_to(agent: Agent, ref: RefId) -> RRef[Any] | None:
 
 @own_handler("whether a name of objects is free", checks_itself=True)
 def is_free(name: str, rival: str, rival_id: int) -> bool:
-    """Asked by a worker that has taken the name."""
+    """Return whether a name is free here: a worker asks that has taken it."""
     return current_agent().names.is_free(name, rival, rival_id)
 
 

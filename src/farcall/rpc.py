@@ -155,7 +155,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-EXIT_SECONDS = 0.5  # what a program that ends waits for functions that are still running
+EXIT_SECONDS = 0.5  # that a program which ends waits for functions that are still running
 
 _starting = threading.Lock()
 _generation = 0
@@ -199,17 +199,18 @@ def init_rpc(
 
     Args:
         name: of this worker, unique in the group: letters, digits, "_", ":" and "-", at most 127.
-        backend: which one; None: the one that the options belong to.
-        rank: id of this worker, unique in the group; -1 takes it from the environment (`RANK`).
+        backend: the backend; None takes the one that the options belong to.
+        rank: the id of this worker, unique in the group; -1 takes it from the environment (`RANK`).
         world_size: number of workers, all of which are waited for; None takes it from the
-            environment (`WORLD_SIZE`). If that has none either, workers join and leave at will.
+            environment (`WORLD_SIZE`). If the environment has none either, workers join and leave
+            at will.
         rpc_backend_options: timeouts, rendezvous, threads, security; see `RpcBackendOptions`.
 
     Raises:
         RuntimeError: there is an agent already.
         RendezvousTimeout: not all came in time (`rpc_timeout`); the message names the missing.
         DuplicateWorker: another live worker has the name or rank.
-        InvalidName: the name can't be one.
+        InvalidName: the name can't be that of a worker.
         ValueError, TypeError: another argument makes no sense; the message says which and why.
     """
     if backend is not None and not isinstance(backend, BackendType):
@@ -285,11 +286,11 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
 
 @breaks_graphs
 def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> WorkerInfo:
-    """Name and id of a worker, or of this one.
+    """Return name and id of a worker, by default of this one.
 
     Raises:
-        UnknownWorker: there is none; the message lists the known ones.
-        PeerLost: it is gone.
+        UnknownWorker: there is no such worker; the message lists the known ones.
+        PeerLost: the worker is gone.
         NotInitialized: before `init_rpc` or after `shutdown`.
     """
     agent = current_agent()
@@ -303,9 +304,9 @@ def get_worker_info(worker_name: str | int | WorkerInfo | None = None) -> Worker
 def cancelled() -> bool:
     """Return whether no caller waits any more for the call that is being served here.
 
-    Inside a function that was called remotely: True when the caller has cancelled the call, has
-    given up for want of time, or is gone. A function that runs long asks now and then, and ends.
-    Elsewhere False.
+    Inside a function that was called remotely, the result is True when the caller has cancelled the
+    call, has run out of time, or is gone. A function that runs long should ask now and then, and
+    end. Elsewhere the result is False.
     """
     context = current_context()
     return context is not None and context.job is not None and context.job.cancelled
@@ -330,10 +331,10 @@ def rpc_sync(
         args: positional arguments.
         kwargs: keyword arguments.
         timeout: seconds, for all attempts together; 0 for no limit.
-        retry: of a function that may run more than once: how often the call is made again if the
+        retry: for a function that may run more than once: how often the call is made again if the
             worker is lost meanwhile or, where workers come and go, is not there. Each repetition is
-            logged, and the last error says how many there were. What the function raises is never
-            a reason. Not for tensors that need gradients.
+            logged, and the last error says how many there were. An exception of the function is
+            never a reason to repeat the call. Tensors that need gradients are refused.
 
     Raises:
         The exception that the function raised, with the remote traceback as its cause
@@ -373,8 +374,8 @@ def rpc_async(
     """Like `rpc_sync`, but returns a future at once.
 
     The future is a `torch.futures.Future` that can also be awaited. Errors of the call end up in
-    it; only errors of the arguments are raised here. The arguments' memory may be changed
-    as soon as this returns; with `retry` when the future is done.
+    the future; only errors of the arguments are raised here. The arguments' memory may be changed
+    as soon as `rpc_async` returns, but with `retry` only when the future is done.
     """
     try:
         seconds = check_call(func, args, kwargs, timeout)
@@ -405,23 +406,23 @@ def remote(
 ) -> RRef[Any]:
     """Run a function on a worker, leave the result there, and return a reference to it at once.
 
-    If the function raises, using the reference raises that. `timeout` bounds the making of the
-    reference, not the function: if the worker has not accepted the call in time, using the
-    reference raises RpcTimeout. In a group whose workers come and go it raises UnknownWorker if
-    there is no such worker; in a group of fixed size this does. `kill` cancels the call if it is
-    still making the object.
+    If the function raises an exception, every use of the reference raises it. `timeout` bounds the
+    making of the reference, not the function: if the worker has not accepted the call in time,
+    using the reference raises RpcTimeout. If there is no such worker, `remote` itself raises
+    UnknownWorker in a group of fixed size; where workers come and go, using the reference raises
+    it. `kill` cancels the call if it is still making the object.
 
     Args:
         to, func, args, kwargs: as of `rpc_sync`.
         timeout: seconds; see above.
-        name: by which every worker finds the object with `get_object`. If another object has it, or
-            a worker does not say in time whether it has one, using the reference raises that
-            (DuplicateName, RpcTimeout). It is free again when the object is dropped or killed or
-            its worker is gone.
-        concurrency: how many calls of the object's methods run at once; None: any number. Others
-            wait, without a thread, in the order in which they arrive. A call whose method returns
-            a future (`async_execution`) counts until that is done. A call that a running method
-            makes of its own object, directly or through other workers, runs at once.
+        name: a name by which every worker finds the object with `get_object`. If another object has
+            the name, using the reference raises DuplicateName; if a worker does not say in time
+            whether it has such an object, RpcTimeout. The name is free again when the object is
+            dropped or killed or its worker is gone.
+        concurrency: how many calls of the object's methods run at once; None: any number. Further
+            calls wait, without a thread, in the order in which they arrive. A call whose method
+            returns a future (`async_execution`) counts until the future is done. A call that a
+            running method makes of its own object, directly or through other workers, runs at once.
 
     Raises:
         ValueError, TypeError: `concurrency` is not a positive whole number; another argument makes

@@ -109,11 +109,11 @@ class RRef(Generic[T]):
         return self._handle.is_owner
 
     def owner(self) -> WorkerInfo:
-        """Return the worker where the value lives. Waits until it is found, in an open group.
+        """Return the worker where the value lives. In an open group, wait until it is found.
 
         Raises:
-            UnknownWorker: there is none of that name or id.
-            RpcTimeout: it was not found within the default timeout.
+            UnknownWorker: there is no worker of that name or id.
+            RpcTimeout: the worker was not found within the default timeout.
         """
         handle = self._handle
         if handle.owner == SOUGHT:
@@ -122,7 +122,7 @@ class RRef(Generic[T]):
         return worker_info(reference.owner_name, reference.owner_id)
 
     def owner_name(self) -> str:
-        """Name of the worker where the value lives. Waits, too, if only its id is known."""
+        """Return the name of the owner. Waits as `owner` does if only its id is known."""
         return self._handle.reference.owner_name or self.owner().name
 
     def confirmed_by_owner(self) -> bool:
@@ -171,7 +171,7 @@ class RRef(Generic[T]):
     # Calls of its methods.
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """Calls methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
+        """Call methods on the owner: `rref.rpc_sync().method(*args)` returns the result."""
         seconds = None if timeout is UNSET_RPC_TIMEOUT else seconds_or_default(timeout)
         handle = self._handle
         return MethodProxy(
@@ -179,13 +179,13 @@ class RRef(Generic[T]):
         )
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """Calls methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
+        """Call methods on the owner: `rref.rpc_async().method(*args)` returns a future."""
         call = self._agent.call_async
         seconds = seconds_or_default(timeout)
         return MethodProxy("rpc_async", self._handle, call, _record_async, seconds)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """Calls methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
+        """Call methods on the owner: `rref.remote().method(*args)` returns a new RRef there."""
         call = _remote(self._agent)
         seconds = seconds_or_default(timeout)
         return MethodProxy("remote", self._handle, call, _record_remote, seconds)

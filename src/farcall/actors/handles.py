@@ -86,7 +86,7 @@ def spawn(
     Args:
         to: name, id or `WorkerInfo` of a worker; may be this one.
         cls: its class, or a function that returns it.
-        args, kwargs: of the class. One that takes a `name` or `concurrency` itself: by position.
+        args, kwargs: of the class. Pass a `name` or `concurrency` of the class itself by position.
         name: see `rpc.remote`.
         concurrency: how many calls of its methods run at once; None for what `actor` says, or 1.
 
@@ -101,7 +101,7 @@ def spawn(
 
 @breaks_graphs
 def handle(rref: RRef[T]) -> Handle[T]:
-    """Return a handle of what a reference leads to, such as `rpc.get_object` gives.
+    """Return a handle of the object of a reference, such as `rpc.get_object` returns.
 
     The handle of a reference that follows (`follow=True`) follows, too.
     """

@@ -52,11 +52,11 @@ def contents_of(context_id: int) -> Context:
 
 @methods_break_graphs
 class context:  # noqa: N801 - named as in PyTorch
-    """A context for forward and backward passes that span workers. Gives its id.
+    """Open a context for forward and backward passes that span workers. Yields its id.
 
-    When the block ends, the context and all that was recorded in it is forgotten, on all workers.
-    Other threads may use the id while the block is open; their calls are recorded only if they are
-    made in a block of their own or by a function that was called inside this one.
+    When the block ends, all workers forget the context and its records. Other threads may use the
+    id while the block is open; their calls are recorded only if they are made in a block of their
+    own or by a function that was called inside this one.
 
     Raises:
         RuntimeError: this thread is in a context already.
@@ -98,9 +98,9 @@ def backward(
 ) -> None:
     """Compute the gradients of the sum of the roots for all leaves, on all workers.
 
-    They are added to those that the context has; `get_gradients` gives them. Returns when all
-    workers are done. Each message of the pass is bounded by the agent's `rpc_timeout` (seconds), so
-    the pass is, too.
+    The gradients are added to those that the context has; `get_gradients` returns them. `backward`
+    returns when all workers are done. The agent's `rpc_timeout` (seconds) bounds each message of
+    the pass, and so the pass.
 
     Args:
         context_id: the open context in which the roots were computed.
@@ -136,7 +136,7 @@ def backward(
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """Return the gradients that a context has on this worker: leaf -> gradient of the same shape.
 
-    Inside a function that was called remotely: on the worker which runs it.
+    Inside a function that was called remotely, "this worker" is the worker that runs it.
 
     Raises:
         RuntimeError: this worker has no such context.

@@ -39,21 +39,22 @@ def local(
         with farcall.local(4) as group:
             print(group[0].call(max, 1, 2))
 
-    They end with the block, or with `close`, or with this process, however that ends. Inside, the
-    functions of `farcall.rpc` work in driver and workers. The workers share this program's
-    `__main__` as processes spawned by `multiprocessing` do. What they print is shown here.
+    The workers end with the block, or with `close`, or with this process, however that ends. Inside
+    the block, the functions of `farcall.rpc` work in driver and workers. The workers share this
+    program's `__main__` as processes spawned by `multiprocessing` do. Their output is shown here.
 
     Args:
         n: how many workers.
         names: of the workers; by default "worker0", "worker1" and so on.
-        processes: False: the workers are threads of this process, for tests and debuggers.
+        processes: whether the workers are processes; if not, they are threads of this process, for
+            tests and debuggers.
         options: those of `rpc.RpcBackendOptions`, for driver and workers. `rpc_timeout` (seconds)
             is 0 by default, no limit.
 
     Raises:
         RuntimeError: this process is in a group already, or is a worker; a worker can't start.
         TypeError, ValueError: an argument makes no sense; the message says which and why.
-        InvalidName: a name can't be one.
+        InvalidName: a name can't be that of a worker.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise NoGuard(_NO_GUARD)

@@ -26,8 +26,8 @@ class RemoteModule(nn.Module):
         layer = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))
         output = layer(torch.randn(128, 20))
 
-    It may be a part of a local module, and be sent to other workers, who use the same module then.
-    Inside `farcall.autograd.context` gradients flow through it. As thread-safe as the module is.
+    It may be a part of a local module. Workers to which it is sent use the same module. Inside
+    `farcall.autograd.context` gradients flow through it. It is as thread-safe as the module.
 
     Hooks that are registered here run here, with the sent arguments and the result. What a local
     module does to its parts by itself reaches the remote module for `state_dict`,
@@ -36,17 +36,19 @@ class RemoteModule(nn.Module):
 
     Args:
         remote_device: where: "<worker>/<device>" or "rank:<id>/<device>"; the device may be left
-            out, and is "cpu" then. Only a device: that of this worker. Tensors among the arguments
-            are moved to it, and results are moved to where they came from, if it is not the CPU.
+            out, and is "cpu" then. A device alone means this worker. Tensors among the arguments
+            are moved to the device. If it is not the CPU, results are moved to where the arguments
+            came from.
         module_cls: makes the module, on the worker: a class, or any function.
-        args, kwargs: what it is called with.
+        args, kwargs: the arguments of `module_cls`.
         _module_interface_cls: an interface of TorchScript (`torch.jit.interface`). The module is
             scripted on its worker, and each method of the interface can be called here, and as
             `<method>_async`.
 
     Raises:
         NotInitialized: before `init_rpc`.
-        ValueError: `remote_device` makes no sense; or the worker made something that is no module.
+        ValueError: `remote_device` makes no sense; or `module_cls` made something that is no
+            module.
         BaseException: what making the module raised, when it is used.
     """
 
@@ -106,7 +108,7 @@ class RemoteModule(nn.Module):
 
     @property
     def is_scriptable(self) -> bool:
-        """Return whether it was made with an interface."""
+        """Return whether the module was made with an interface."""
         return bool(self._methods)
 
     def get_module_rref(self) -> RRef[nn.Module]:
@@ -124,7 +126,7 @@ class RemoteModule(nn.Module):
             raise
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return a future of what the module's `forward` gives. No hooks of this object run."""
+        """Return a future of the result of the module's `forward`. No hooks of this object run."""
         return self._start("forward", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -182,7 +184,7 @@ class RemoteModule(nn.Module):
         self._call(owner.apply_method, "register_parameter", (name, param))
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Raises ValueError: a part of a remote module is made where that is."""
+        """Raise ValueError: parts of a remote module are made where the module lives."""
         raise ValueError(
             "a RemoteModule has no parts here: make them in module_cls, on the worker, or make "
             "both parts of a local module"

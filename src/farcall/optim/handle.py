@@ -46,8 +46,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     This object is a handle. It may be passed to other workers in calls; all handles then share the
     optimizers on the owners, and their state. It is a `torch.optim.Optimizer`: the schedulers of
     `torch.optim.lr_scheduler` work with it. Hyperparameters in `param_groups` may be changed at any
-    time; what changed goes to the owners with the next `step` of this handle. A handle does not
-    see what others change; `refresh` tells it.
+    time; the changes go to the owners with the next `step` of this handle. A handle does not see
+    the changes of other handles until `refresh`.
 
     Several `step`s at the same time, from any threads and workers, are safe: an owner makes one
     after the other, also those of different optimizers of the same parameters. If a step comes
@@ -75,8 +75,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         PeerLost: an owner is gone.
         Exception: what the optimizer class raised on an owner.
 
-    Errors of owners have a note that names the worker. If one owner fails, the others are waited
-    for, and may have done their part. A call to an owner takes at most the agent's
+    Errors of owners have a note that names the worker. If one owner fails, the call waits for the
+    others, which may have done their part. A call to an owner takes at most the agent's
     `rpc_timeout` (seconds). Thread-safe, but for `param_groups`, which one thread may change at a
     time.
     """
@@ -268,7 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group. Its parameters may live on workers that had none before.
 
-        Other handles don't learn of it; pass this one on.
+        Other handles don't learn of it; pass this handle on.
 
         Args:
             param_group: a dict of "params", a list of RRefs or of pairs of name and RRef, and
@@ -320,7 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._saved(self._work.state_dict)
 
     def local_state_dict(self) -> StateDict:
-        """Return the part of `state_dict` that is on this worker, which nothing is sent for.
+        """Return the part of `state_dict` that is on this worker, without sending anything.
 
         It has the same form and numbers. Called on each owner, it gives `torch.distributed.
         checkpoint` the shards of the whole.
@@ -348,14 +348,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 `torch.distributed.checkpoint` numbers in it may have become strings.
 
         Raises:
-            TypeError: that is no `state_dict` of an optimizer.
-            ValueError: it does not fit this optimizer; the message says what differs. Nothing is
-                loaded then.
+            TypeError: the argument is no `state_dict` of an optimizer.
+            ValueError: the state does not fit this optimizer, and nothing is loaded; the message
+                names the difference.
         """
         self._load(self._work.load_state_dict, state_dict)
 
     def load_local_state_dict(self, state_dict: StateDict) -> None:
-        """Take over this worker's part of a state; what it says of other parameters is ignored.
+        """Take over this worker's part of a state, and ignore the parts of other parameters.
 
         Other handles learn of hyperparameters that changed by `refresh`.
 

@@ -31,18 +31,19 @@ T = TypeVar("T")
 def get_object(name: str, timeout: float = UNSET_RPC_TIMEOUT, *, follow: bool = False) -> RRef[Any]:
     """Return a reference to the object that was made with `remote(..., name=name)`.
 
-    The reference counts as any other: the object lives as long as there is one. All workers are
-    asked; neither rank 0 nor the store is needed for those that have met.
+    The reference counts as any other: the object lives as long as there is a reference to it. This
+    worker asks all others; between workers that have met, neither rank 0 nor the store is needed.
 
     Args:
         name: of the object.
         timeout: seconds; 0 for no limit, -1 for the default given to `init_rpc`.
-        follow: of an object that is supervised: the reference leads to the new one when it is made
-            again, and waits meanwhile. Others raise OwnerDied then.
+        follow: for a supervised object: when the object is made again, the reference leads to the
+            new one, and waits meanwhile. Other references raise OwnerDied then.
 
     Raises:
         UnknownObject: no worker has an object of that name, or, with `follow`, supervises one.
-        RpcTimeout: no worker that answered in time has one; the message names the others.
+        RpcTimeout: no worker that answered in time has such an object; the message names the
+            others.
         NotInitialized: before `init_rpc` or after `shutdown`.
     """
     try:
@@ -107,11 +108,12 @@ def supervise(
 ) -> Any:
     """Make an object on a worker, and make it again whenever its worker dies or leaves.
 
-    This worker supervises, and keeps the object. If it dies or leaves, too, another worker takes
-    over: the one that has been in the group longest. Unless this worker is alone, or no other one
-    can take over, this returns only when another one could. The object is made again on the worker
-    of the same name, if it is started again; else on another one of its role. What has changed in
-    the object since its last snapshot is lost. `rpc.kill` ends it, and nothing is made again.
+    The calling worker becomes the supervisor, and keeps the object alive. If the supervisor dies or
+    leaves, too, another worker takes over: the one that has been in the group longest. `supervise`
+    returns only when another worker could take over, unless this worker is alone, or no other one
+    can. The object is made again on the worker of the same name, if that is started again; else on
+    another worker of its role. Changes of the object since its last snapshot are lost. `rpc.kill`
+    ends the object, and nothing is made again.
 
     Args:
         factory: what makes the object: a class or function. Or a list of `Child`, each with the
@@ -120,9 +122,9 @@ def supervise(
         args, kwargs: of the factory. They are kept, to make the object again.
         on: the name of a worker; if none that is there has it, a role: any worker with it will do.
         name: by which every worker finds the object, see `get_object`; None: one is made up.
-        restarts: how many are too few to give up. With one more within `per` seconds, all is given
-            up: what still lives is dropped, and its users get OwnerDied. A death counts once, and
-            so does each attempt to make an object that fails.
+        restarts: how many restarts are allowed within `per` seconds. With one more, all is given
+            up: living objects are dropped, and their users get OwnerDied. A death counts once, and
+            so does each failed attempt to make an object.
         per: seconds.
         strategy: the objects that are made again when one of several is lost: "one_for_one": that
             one; "all": all, each from its last snapshot; "rest": that one and those after it.

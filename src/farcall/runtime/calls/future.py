@@ -44,14 +44,14 @@ class Future(torch.futures.Future[T]):
     - `cancel` ends the future of a call at once, and the work for the call elsewhere.
     - `then` gives another of these; an exception raised in the callback is raised by a wait for
       the result. The result completes whatever happens in the callback.
-    - Callbacks run in the order in which they were added. One that is added when the future is just
-      done, and another thread runs those before it, waits for them, 0.1 seconds at most. Chains of
-      callbacks may be of any length.
+    - Callbacks run in the order in which they were added. A callback that is added while another
+      thread still runs earlier ones waits for them, 0.1 seconds at most. Chains of callbacks may be
+      of any length.
     - A callback added inside an autograd context runs in that context and with the grad mode
-      (`torch.no_grad`) of where it was added, whichever thread runs it.
-    - A handler that waits for one does not count among the running handlers of its worker.
-    - One that failed and is collected before anybody looked at it logs its error, with the place
-      where it was made, to the logger "farcall".
+      (`torch.no_grad`) of the place where it was added, whichever thread runs it.
+    - A handler that waits for a future does not count among the running handlers of its worker.
+    - A failed future that is collected before its error was retrieved logs the error, with the
+      place where the future was made, to the logger "farcall".
     - Each `wait` of a failed future raises a new exception, equal to the first, so that none keeps
       the frames of another alive.
     - Ctrl-C ends a `wait` of the main thread at once. The call goes on, and the future can be
@@ -170,7 +170,7 @@ class Future(torch.futures.Future[T]):
         return super().value()
 
     def exception(self) -> BaseException | None:
-        """Return the error of a future that is done, or None. It counts as handled then."""
+        """Return the error of a future that is done, or None. The error then counts as handled."""
         self._looked_at = True
         return None if self._failed is None else self._failed.error()
 
@@ -243,7 +243,7 @@ class Future(torch.futures.Future[T]):
     def remove_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> int:
         """Take back all additions of a callback that has not begun to run; return how many.
 
-        As of an `asyncio.Future`, so that `asyncio.wait` takes futures of calls.
+        This method of `asyncio.Future` lets `asyncio.wait` take futures of calls.
         """
         found = [one for one in self._callbacks or () if one.is_of(callback)]
         return sum(one.take_back() for one in found)
@@ -251,9 +251,9 @@ class Future(torch.futures.Future[T]):
     def cancel(self) -> bool:
         """End the future now, in `Cancelled`. Thread-safe.
 
-        Of a call: one that waits, here or at the worker that is called, is dropped; a function that
-        runs sees it by `rpc.cancelled()`, and the calls that it has made are cancelled with it. Of
-        `then` or of your own: only this future ends.
+        If this is the future of a call, a call that waits, here or at the callee, is dropped; a
+        running function sees the cancellation by `rpc.cancelled()`, and its calls are cancelled
+        with it. For a future of `then` or of your own, only this future ends.
 
         Returns:
             False, without an effect, if the future is done.

@@ -99,20 +99,20 @@ class MemberReport(msgspec.Struct, frozen=True):
         incarnation: of its present life; it has another one after a restart, or if it was met
             again.
         addresses: where it listens.
-        path: by which way calls go there: "shm", "unix", "tcp" or another transport's word, and
-            where to; "": there were none.
+        path: the path of calls: "shm", "unix", "tcp" or another transport's word, and the address;
+            "" if there were no calls.
         in_flight: calls made to it that have no outcome.
         unsent: bytes that wait until it reads.
-        is_read: whether its requests are read; they are not while too many are queued.
+        is_read: whether this worker reads its requests; it does not while too many are queued.
         lost: why it is lost, or "".
-        drawback: why calls take no better path, or "": there is none.
-        protection: of what goes there: "encrypted", "authenticated" or "none"; "local": it does
-            not leave the host, and no other user can reach it. "": there were no calls.
+        drawback: why calls take no better path, or "" if there is none.
+        protection: of the bytes sent there: "encrypted", "authenticated" or "none"; "local" if they
+            don't leave the host, and no other user can reach them; "" if there were no calls.
         losses: how many times it was lost, and met again.
         received: how many calls it has made here so far.
-        latency: seconds from a call that does nothing to its answer, the median of some; None: not
-            measured.
-        bandwidth: bytes in a second that tensors go there with; None: not measured.
+        latency: seconds from a call that does nothing to its answer, the median of some; None if it
+            was not measured.
+        bandwidth: bytes in a second at which tensors go there; None if it was not measured.
         unreached: why it could not be reached, or measured, when that was asked for; or "".
     """
 

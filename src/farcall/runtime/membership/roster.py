@@ -44,8 +44,8 @@ class MemberEvent(NamedTuple):
     Attributes:
         kind: "joined"; "left": it has shut down; "lost": it died, or was cut off; "refused": one of
             the two workers does not want a link with the other.
-        worker: the one that has come or gone.
-        why: of one that has gone: the reason, as far as it is known, in words.
+        worker: the worker that has come or gone.
+        why: for a worker that has gone, the reason in words, as far as it is known.
     """
 
     kind: Kind

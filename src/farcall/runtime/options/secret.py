@@ -23,9 +23,9 @@ class Secret:
         given: text (encoded as UTF-8, without line ends at its end), bytes, or a secret.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is shorter than 16 bytes, or looks as if a person had made it up: by the
-            estimate of `strength` it has less than 100 bits.
+        TypeError: `given` is of another type.
+        ValueError: the secret is shorter than 16 bytes, or looks as if a person had made it up: by
+            the estimate of `strength` it has less than 100 bits.
     """
 
     __slots__ = ("_bytes",)
@@ -56,7 +56,7 @@ class Secret:
 
     @classmethod
     def generate(cls) -> Secret:
-        """Return a new one: 32 random bytes, as text."""
+        """Return a new secret: 32 random bytes, as text."""
         return cls(secrets.token_urlsafe(32))
 
     def reveal(self) -> bytes:

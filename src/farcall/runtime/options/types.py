@@ -16,8 +16,8 @@ from farcall.transport.connect.tls_config import TlsConfig
 class BackendType(enum.Enum):
     """The backends to run on; the names are torch.distributed.rpc's, for its programs.
 
-    TENSORPIPE is farcall's own transports, PROCESS_GROUP process groups: each goes with the options
-    that are named after it; those decide.
+    TENSORPIPE stands for farcall's own transports, PROCESS_GROUP for process groups. Each belongs
+    to the class of options that is named after it, and the class of the options decides.
     """
 
     TENSORPIPE = "tensorpipe"

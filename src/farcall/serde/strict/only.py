@@ -13,7 +13,7 @@ MAX_OBJECTS = 1_000_000
 
 
 class Only:
-    """Lets callers run these functions, and send objects of these types, and nothing else.
+    """A policy: callers may run these functions, send objects of these types, and nothing else.
 
     A worker with such a policy reads no pickles: arguments of calls, and results and errors of its
     own calls, arrive in a format that has no code in it. Immutable, and safe from any thread.

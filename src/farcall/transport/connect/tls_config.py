@@ -15,18 +15,19 @@ MOST_BYTES = 16 << 20  # of a file; all authorities of the web have 1/4 MiB
 class TlsConfig:
     """Certificates of a worker, in PEM files. They are read again when they have changed.
 
-    A path that is relative is so to the folder in which the process is now.
+    Relative paths start at the working directory of the process at this moment.
 
     Attributes:
         cert: path of the worker's certificate, followed by intermediate ones if there are any. It
             must be good for servers and for clients.
         key: path of its private key, without a passphrase.
-        ca: path of the certificates whose word is taken for those of other workers.
+        ca: path of the authorities' certificates, which vouch for those of other workers.
         names: a worker's certificate must have its name among its subjectAltNames: as a DNS name,
             or as the last part of a URI, behind ":" or "/".
 
     Raises:
-        TypeError, ValueError: a path is none, or the contents of the file; `names` is no bool.
+        TypeError, ValueError: a path is no path, or is the contents of the file; `names` is no
+            bool.
     """
 
     cert: str
