@@ -334,7 +334,7 @@ def rpc_sync(
         retry: for a function that may run more than once: how often the call is made again if the
             worker is lost meanwhile or, where workers come and go, is not there. Each repetition is
             logged, and the last error says how many there were. An exception of the function is
-            never a reason to repeat the call. Tensors that need gradients are refused.
+            never a reason to repeat the call. Not meant for calls inside an autograd context.
 
     Raises:
         The exception that the function raised, with the remote traceback as its cause

@@ -54,6 +54,10 @@ PATTERNS = {
     # Indirect questions ("ask what is there"), which are good English, count as well.
     "what is": re.compile(r"(?i)\bwhat\s+(?:is|was)\b"),
 }
+MOST_WORDS = 40  # of a clause of a page
+# Where a sentence ends, or a clause that stands alone; and what begins or is no sentence.
+END_OF_CLAUSE = re.compile(r"[.!?;:][)*_\"']*(?=\s|$)")
+END_OF_BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)|\n(?=[|#])|(?<=\|)\n|<!--|-->")
 # By pattern: in code, and in pages. The numbers fall; 0 stays 0.
 CEILINGS = {
     "headless who": (0, 0),
@@ -168,6 +172,14 @@ def found(pattern: str, in_pages: bool, pieces: tuple[Piece, ...] | None = None)
     return places
 
 
+def long_clauses(page: str) -> list[str]:
+    """List the clauses of more than MOST_WORDS words; a piece of code, or a link, is one word."""
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", page))
+    blocks = (one for one in END_OF_BLOCK.split(text) if not one.startswith(("|", "#", " " * 4)))
+    clauses = (clause for block in blocks for clause in END_OF_CLAUSE.split(block))
+    return [" ".join(clause.split()) for clause in clauses if len(clause.split()) > MOST_WORDS]
+
+
 @pytest.mark.parametrize("in_pages", [False, True], ids=["code", "pages"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_numbers_only_fall(pattern: str, in_pages: bool) -> None:
@@ -222,6 +234,23 @@ def test_counts_the_habit_and_not_its_cure(pattern: str) -> None:
 
     assert [count(sentence) for sentence in COUNTED[pattern]] == [1] * len(COUNTED[pattern])
     assert [count(sentence) for sentence in NOT_COUNTED[pattern]] == [0] * len(NOT_COUNTED[pattern])
+
+
+def test_clauses_of_pages_are_read_in_one_breath() -> None:
+    pages = (piece for piece in all_pieces() if piece.path.endswith(".md"))
+    assert [(page.path, clause) for page in pages for clause in long_clauses(page.text)] == []
+
+
+def test_counts_the_words_of_one_clause() -> None:
+    words = " ".join(["word"] * MOST_WORDS)
+    assert long_clauses(f"# {words} more\n\n- {words} `x y`.\n- {words}, [a](b c).") == [
+        f"- {words} code",
+        f"- {words}, [a]",
+    ]
+    assert (
+        long_clauses(f"{words}; {words}: {words}.\n\n| {words} | {words} |\n\n    {words} more\n")
+        == []
+    )
 
 
 def test_reads_comments_and_messages_of_both_languages_and_no_code_of_pages() -> None:
