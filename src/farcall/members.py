@@ -260,7 +260,7 @@ def gather(
     key: str = "",
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> dict[str, Any] | None:
-    """Like `all_gather`, but only one of the workers gets the values; the others get None.
+    """Gather as `all_gather` does, but for one of the workers; the others get None.
 
     Args:
         to: the worker that gets the values, one of those that take part.
@@ -323,7 +323,7 @@ def _name_of(worker: str | WorkerInfo) -> str:
 
 @own_handler(ARRIVAL, checks_itself=True)
 def arrive(ident: Any, value: object, seconds: float, wants_all: bool) -> Deferred:
-    """At the leader of a gathering: note that the caller has come. It can't come as another."""
+    """Note, at the leader of a gathering, that the caller has come. It can't come as another."""
     only, context = allowed_now(), current_context()
     assert context is not None
     assert context.job is not None

@@ -371,7 +371,7 @@ def rpc_async(
     *,
     retry: int | Retry | None = None,
 ) -> Future[Any]:
-    """Like `rpc_sync`, but returns a future at once.
+    """Run a function as `rpc_sync` does, but return a future at once.
 
     The future is a `torch.futures.Future` that can also be awaited. Errors of the call end up in
     the future; only errors of the arguments are raised here. The arguments' memory may be changed

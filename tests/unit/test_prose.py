@@ -50,6 +50,13 @@ PATTERNS = {
     "question as opening": re.compile(r"^(?:What|Whether|Who|Whom|Whose|How|Where|Which|Why)\b"),
     # Only docstrings of functions that are no properties: these open with a verb.
     "noun as opening": re.compile(r"^(?:The|A|An|All|Every|Each)\b"),
+    # The same, for prepositions, conjunctions, pronouns and numbers.
+    "no verb as opening": re.compile(
+        r"^(?:About|After|Along|Also|Among|And|Another|Around|As|At|Before|Between|Both|But|By|Called"
+        r"|Else|First|For|From|If|In|Inside|It|Its|Like|Many|More|Most|Neither|No|Not|Nothing|Of|On"
+        r"|Once|One|Only|Other|Others|Over|So|Some|Something|That|There|These|They|This|Those|Though"
+        r"|Three|To|Too|Two|Under|Until|Whatever|When|With|Without)\b"
+    ),
     "nobody": re.compile(r"(?i)\b(?:nobody|somebody|whoever)\b"),
     # Indirect questions ("ask what is there"), which are good English, count as well.
     "what is": re.compile(r"(?i)\bwhat\s+(?:is|was)\b"),
@@ -66,6 +73,7 @@ CEILINGS = {
     "interpreter for GIL": (0, 0),
     "question as opening": (0, 0),
     "noun as opening": (0, 0),
+    "no verb as opening": (258, 0),
     "nobody": (0, 0),
     "what is": (0, 3),
 }
@@ -163,7 +171,7 @@ def found(pattern: str, in_pages: bool, pieces: tuple[Piece, ...] | None = None)
             continue
         if pattern == "question as opening" and not piece.is_docstring:
             continue
-        if pattern == "noun as opening" and not piece.is_of_function:
+        if pattern in ("noun as opening", "no verb as opening") and not piece.is_of_function:
             continue
         for m in PATTERNS[pattern].finditer(piece.text):
             line = piece.line + piece.text.count("\n", 0, m.end())
@@ -208,6 +216,7 @@ COUNTED = {
     ],
     "question as opening": ["What it does.", "Whether it is there."],
     "noun as opening": ["The next event.", "A link, if there is one."],
+    "no verb as opening": ["As given.", "Called by observers."],
     "nobody": ["Nobody needs it."],
     "what is": ["Return what is there."],
 }
@@ -221,6 +230,7 @@ NOT_COUNTED = {
     ],
     "question as opening": ["Return what it does.", "Whatever it does."],
     "noun as opening": ["Return the next event.", "Answer a question."],
+    "no verb as opening": ["Return it as given.", "Call the observers."],
     "nobody": ["No thread needs it."],
     "what is": ["Return the value."],
 }

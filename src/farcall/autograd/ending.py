@@ -74,7 +74,7 @@ class Ending:
 
 
 def unused(idle: Mapping[str, int]) -> RuntimeError:
-    """In fast mode, of so many messages that workers sent nothing is used."""
+    """Return the error of fast mode when workers sent tensors that were not used."""
     where = ", ".join(f"{count} by worker {name!r}" for name, count in idle.items())
     return RuntimeError(
         'mode="fast" is for roots that depend on all tensors requiring grad that were sent in the '

@@ -26,19 +26,19 @@ def _runner() -> Any:
 
 @own_handler("a part of a backward pass", checks_itself=True)
 def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
-    """Of the tensors that were sent with this number, those with these indices are used."""
+    """Note that, of the tensors sent with this number, those with these indices are used."""
     return _runner().on_prepare(context, Options(*options), number, live)
 
 
 @own_handler("a part of a backward pass", checks_itself=True)
 def survey(context: int, options: tuple[Any, ...]) -> Any:
-    """To the root: which sources are live must be known."""
+    """Find out, at the root, which sources are live."""
     return _runner().on_survey(context, Options(*options))
 
 
 @own_handler("the cause of a failed backward pass", checks_itself=True)
 def cause(context: int, number: int) -> Any:
-    """To a worker where a pass failed: raises what it failed with."""
+    """Raise, at a worker where a pass failed, the error of that pass."""
     return _runner().on_cause(context, number)
 
 

@@ -144,7 +144,7 @@ class SentTensors:
             self.edges = [GradientEdge(node, index) for node, index in behind]  # type: ignore[arg-type]
 
     def entries(self) -> list[Tensor]:
-        """For each of them, a tensor whose node is its entry."""
+        """Return, for each of them, a tensor whose node is its entry."""
         if not self._entries:
             self._entries = with_grad(_make_entries, self.number, self._roots)
         return self._entries

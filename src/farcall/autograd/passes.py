@@ -122,7 +122,7 @@ class Pass:
             self._carry_out(todo)
 
     def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
-        """Not with the lock held."""
+        """Carry out instructions. The caller must not hold the lock."""
         for instruction in todo:
             # What every pass needs comes first, and by `isinstance`: a `match` takes longer.
             if isinstance(instruction, do.RunSource):
@@ -189,7 +189,7 @@ class Pass:
     # Which sources are live.
 
     def start(self) -> None:
-        """At the root: wait until gradients may come."""
+        """Wait, at the root, until gradients may come."""
         self._explore()
         if self._machine.needs_survey:
             self.survey().wait()
@@ -223,7 +223,7 @@ class Pass:
         self._report(lambda: self._machine.begin(self._live.is_shared))
 
     def survey(self) -> Asker:
-        """At the root: find out everywhere which sources are live. A future of when it is done."""
+        """Find out everywhere, at the root, which sources are live. Return a future of that."""
         asker: Asker = Future()
         self._report(self._machine.survey, asker)
         return asker
@@ -270,7 +270,7 @@ class Pass:
         self._report(self._arrive, source, credit, gradients)
 
     def _arrive(self, source: SentTensors, credit: int, gradients: Gradients) -> Todo:
-        """With the lock held: a run that waits for the gradients may go on only with the credit."""
+        """Take in gradients and credit together: a run needs both. The caller holds the lock."""
         if self.error is None:
             self._sources[source.number] = source
             self._gradients[source.number] = gradients
@@ -366,7 +366,7 @@ class Pass:
                 context_state.accumulate(self._held, gradients)
 
     def left(self, number: int, receive: ReceivedTensors, found: Found) -> None:
-        """In a run of all sources, `number` being the latest: an exit of a receive has run.
+        """Note, in a run of all sources up to `number`, that an exit of a receive has run.
 
         Args:
             found: the gradients of exits so far.
@@ -407,11 +407,11 @@ class Pass:
     # The end.
 
     def returned(self, peer: Peer, credit: int, missing: int) -> None:
-        """At the root: a worker gave credit back."""
+        """Note, at the root, that a worker gave credit back."""
         self._report(self._machine.returned, peer.name, credit, missing)
 
     def broken(self, peer: Peer) -> None:
-        """At the root: the pass has failed at a peer."""
+        """Note, at the root, that the pass has failed at a peer."""
         self._report(self._machine.broken, peer.name)
 
     def on_peer_lost(self, peer: Peer) -> None:
@@ -420,7 +420,7 @@ class Pass:
         self._report(self._machine.on_peer_lost, peer.incarnation, peer.name, cause)
 
     def fail(self, error: BaseException) -> None:
-        """Something went wrong, here or elsewhere."""
+        """Fail the pass: an error happened, here or elsewhere."""
         if self.error is None:
             self._report(self._machine.fail, StoredError(error))
         # What the machine said before may have been cut by a Ctrl-C, its EndPass among it.

@@ -146,7 +146,7 @@ def _average(
 
 @contextmanager
 def _grad_of_our_own(leaves: Sequence[Tensor], ours: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Inside the block `.grad` of the leaves starts with copies of ours; then it is put back.
+    """Start `.grad` of the leaves with copies of ours inside the block, and then put it back.
 
     Nor do the leaves have hooks there: they were called when the gradients were computed.
     """

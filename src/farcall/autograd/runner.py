@@ -147,7 +147,7 @@ class Runner:
             ) from None
 
     def _receive(self, backward: Pass, ending: Ending, deadline: float) -> None:
-        """As long as all goes by one link: receive what comes of the pass in this thread.
+        """Receive the pass's messages in this thread, as long as all go by one link.
 
         That saves handing over to a thread of the executor and back.
         """

@@ -28,7 +28,7 @@ class SharedRun:
         return self._pass.wait_for(source).get(index)
 
     def _go_on(self) -> None:
-        """To the next source. What the last one set off at this worker is done."""
+        """Go on to the next source. The work of the last one at this worker is done."""
         if self._running is not None:
             self._pass.ran(self._running)
         self._running = next(self._sources)

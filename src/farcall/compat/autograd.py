@@ -43,7 +43,7 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
 
 
 def _init(rank: int) -> None:
-    """Nothing: it comes with the agent."""
+    """Do nothing: the context comes with the agent."""
 
 
 def _autograd() -> Autograd:
@@ -63,7 +63,7 @@ class GraphNode:
         self._node = node
 
     def name(self) -> str:
-        """Of the function."""
+        """Return the name of the function."""
         return str(self._node.name())
 
     @property
@@ -151,12 +151,12 @@ class DistAutogradContext:
         return self._contents.id
 
     def _send_functions(self) -> dict[int, SendNode]:
-        """For each message with tensors that was sent, by number: its place in the graph."""
+        """Return the place in the graph of each sent message with tensors, by number."""
         sources = self._contents.sources()
         return {source.number: SendNode(self._contents, source) for source in sources}
 
     def _recv_functions(self) -> dict[int, RecvNode]:
-        """For each message with tensors that arrived, by number: its place in the graph."""
+        """Return the place in the graph of each message with tensors that arrived, by number."""
         receives = list(self._contents.receives.values())
         return {receive.number: RecvNode(self._contents, receive) for receive in receives}
 

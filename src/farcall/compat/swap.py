@@ -55,7 +55,7 @@ class Swap:
         self._items.append((sys.modules, name, sys.modules.pop(name, _MISSING)))
 
     def drop(self, name: str) -> None:
-        """At the end, let this module be made again, with those below it, if it is there then."""
+        """Let this module, and those below it, be made again at the end, if it is there then."""
         self._dropped.append(name)
 
     def undo(self) -> None:

@@ -96,7 +96,7 @@ class GroupWorker(WorkerInfo):
     def call_async(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Like `call`, but return a future at once, which can be awaited and cancelled, too."""
+        """Call as `call` does, but return a future at once, which can be awaited and cancelled."""
         self._group.check_open()
         call = rpc.rpc_async(self.name, function, args, kwargs, self._timeout)
         future = call.then(self._explained)
@@ -156,7 +156,7 @@ class AllWorkers:
     def call_async(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[Future[T]]:
-        """Like `call`, but return a future for each worker at once."""
+        """Call as `call` does, but return a future for each worker at once."""
         return [worker.call_async(function, *args, **kwargs) for worker in self._workers]
 
     def remote(

@@ -123,7 +123,7 @@ class Threads:
             ending.results()
 
     def close_after_fork(self) -> None:
-        """In a child that was forked: have no worker there, as `rpc` does with the driver."""
+        """Close the workers in a child that was forked, as `rpc` does with the driver's."""
         for agent in self._agents:
             agent.close_after_fork()
 

@@ -118,7 +118,7 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
 
 
 def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Contact]]:
-    """As `ask_all`; return also how those that answered are asked, by incarnation."""
+    """Ask as `ask_all` does; also return how answering workers are asked, by incarnation."""
     question = Question(stacks)
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout}")

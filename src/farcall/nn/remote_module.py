@@ -295,7 +295,7 @@ class RemoteModule(nn.Module):
 def _rebuild(
     cls: type[RemoteModule], module_rref: RRef[nn.Module], device: str, methods: tuple[str, ...]
 ) -> Any:
-    """One that arrived."""
+    """Rebuild a module that has arrived."""
     remote = cls.__new__(cls)
     nn.Module.__init__(remote)
     remote._become(module_rref, device, methods)

@@ -63,7 +63,7 @@ class Central:
         return dict(enumerate(map(options_of, self._optimizer.param_groups)))
 
     def step_by(self, closure: Closure, groups: Sequence[Group]) -> Any:
-        """One step: what the first evaluation of the closure returned.
+        """Make one step; return the result of the closure's first evaluation.
 
         Args:
             groups: of the handle, whose hyperparameters are used.

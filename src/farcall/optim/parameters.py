@@ -134,7 +134,7 @@ class Parameters:
 
 
 def _holder(parameter: Tensor) -> Tensor:
-    """Something whose graph keeps torch's accumulator of a parameter, and no memory of it.
+    """Return a tensor whose graph keeps torch's accumulator of a parameter, but no memory of it.
 
     Else torch makes one for each use, under a mutex of the parameter and waiting for the
     GIL meanwhile; a thread that has the GIL and wants the mutex, to index the parameter or to apply

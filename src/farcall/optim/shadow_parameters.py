@@ -44,7 +44,7 @@ class StandIns:
         self._unnoticed = unnoticed
 
     def step(self, gradient_of: Callable[[Tensor], Tensor | None]) -> None:
-        """One step of the optimizer, given the gradients of parameters."""
+        """Make one step of the optimizer, given the gradients of parameters."""
         self._follow()
         try:
             for parameter, tensor in zip(self._parameters, self.tensors, strict=True):

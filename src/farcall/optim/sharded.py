@@ -41,7 +41,7 @@ class Sharded:
         return cls(recipe, hogwild, owners), defaults, options
 
     def step(self, context_id: int, changed: Mapping[int, Change]) -> None:
-        """One step of all parts, with these changes of hyperparameters."""
+        """Make one step of all parts, with these changes of hyperparameters."""
         self.owners.call("step", "step", context_id, changed or None)
 
     def options(self) -> dict[int, Options]:

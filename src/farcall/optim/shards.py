@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, saved: StateDict, numbers: Sequence[int], groups: Sequence[int]) -> Shard:
-        """From the `state_dict` of an owner's optimizer.
+        """Return the shard in the `state_dict` of an owner's optimizer.
 
         Args:
             numbers: of its parameters, in order.

@@ -72,7 +72,7 @@ class Recorded:
         self.fail_with(name, message_of(error), text_of(error))
 
     def fail_with(self, type_name: str, message: str, stack: str = "") -> None:
-        """Like `fail`, of an error that is known by its parts."""
+        """Fail as `fail` does, with an error that is known by its parts."""
         if ERROR in self.attributes or self._is_ended:
             return
         self.attributes[ERROR] = type_name

@@ -256,7 +256,7 @@ class Leading:
         self._ask(peer.name, Hear(self.state), self._told, peer, self.state)
 
     def _told(self, peer: Present, state: State, answer: Answer | Failed) -> None:
-        """Another worker has heard of a state, or could not."""
+        """Take in that another worker has heard of a state, or could not."""
         if isinstance(answer, Answer):
             if answer.other is None and state.all_run and peer.keeper in state.keepers:
                 self._heirs.add(peer.meeting)

@@ -155,7 +155,7 @@ class PassMachine:
     # Which sources are live.
 
     def explored(self, is_shared: bool, *, has_sent: bool = True) -> None:
-        """Not in fast mode: whether any two sources share something, and whether there are sends.
+        """Take in whether two sources share parts, and whether there are sends. Not in fast mode.
 
         A worker that averages must know its last source, if the roots are not the only one.
         """
@@ -165,7 +165,7 @@ class PassMachine:
         self.state = State.ALONE if is_alone else State.WAITING
 
     def explored_all(self, is_shared: bool, reached: Mapping[int, Iterable[Part]]) -> None:
-        """In fast mode: the sources here, all of them live, and what each reaches as the first."""
+        """Take in the live sources, and the parts that each reaches first. Only in fast mode."""
         if self.state is not State.NEW:
             return
         self._is_shared = is_shared
@@ -281,7 +281,7 @@ class PassMachine:
         return [*sends, do.KeepLeaves()] if self.is_root else [do.KeepLeaves(), *sends]
 
     def left(self, source: int, receive: Any, peer: Any) -> list[do.SendGradients]:
-        """In a run of all sources, after `source` arrived: one tensor of a receive has its own."""
+        """Count, in a run of all sources, one more tensor of a receive as having its gradient."""
         self._incomplete[receive] -= 1
         return [] if self._incomplete[receive] else [self._send(source, receive, peer)]
 

@@ -67,7 +67,7 @@ class Exploration(ABC):
         return self._shares_node or any(map(self.has_hooks, self._others))
 
     def explore(self, source: SentTensors, live: Iterable[int]) -> list[Edge]:
-        """More tensors of a source: the sinks that they reach, and it did not reach before."""
+        """Explore more tensors of a source; return the sinks that they are the first to reach."""
         seen, exits, leaf, edge = self._seen, self._exits, self.leaf, self.edge
         base = {} if self._base is None else self._base._seen
         sinks: list[Edge] = []

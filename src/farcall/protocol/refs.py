@@ -327,7 +327,7 @@ class Refs(RefTables):
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
     def discard(self, peers: Iterable[int]) -> None:
-        """Nothing more of these lost incarnations will arrive, nor of references that they own.
+        """Forget these lost incarnations: no message from them, or with their references, comes.
 
         They are kept as long as there is a local use of a reference that one of them owned.
         """

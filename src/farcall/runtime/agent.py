@@ -263,7 +263,7 @@ class Agent:
         timeout: float | None = None,
         maker: FrameType | None = None,
     ) -> Future[Any]:
-        """Like `call`, with a future. `maker` is the frame that makes the call, for the log."""
+        """Call as `call` does, but return a future. `maker` is the calling frame, for the log."""
         return self._client.call_async(to, function, args, kwargs, timeout, maker)
 
     def remote(
@@ -380,6 +380,6 @@ class Agent:
         self._teardown.close(reason, patience)
 
     def close_after_fork(self) -> None:
-        """In a child that was forked: close what it inherited, and refuse to be used there."""
+        """Close, in a child that was forked, what it inherited, and refuse to be used there."""
         self.executor.collecting.close_after_fork(self.me.name)
         self.endpoint.close_after_fork()

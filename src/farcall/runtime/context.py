@@ -20,7 +20,7 @@ class WaitingPlace(Protocol):
     """The place of an executor that a waiting function leaves and takes again."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a wait: the function leaves its place to another."""
+        """Wrap a wait: the function leaves its place to another."""
 
     def is_at_work(self) -> bool:
         """Return whether `waiting` has work in this thread. Stays so while a function runs."""
@@ -75,7 +75,7 @@ class CallBeingServed(Protocol):
         """Return the deadline, the caller's seconds, and what calls made here inherit."""
 
     def stopped_by(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
-        """Around a wait of the function: `stop` ends it when the call is cancelled."""
+        """Wrap a wait of the function: `stop` ends it when the call is cancelled."""
 
 
 class CallContext(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ _NOT_SERVING = nullcontext()
 
 
 def waiting() -> AbstractContextManager[None]:
-    """Around a wait for farcall: a function that waits leaves its place to another."""
+    """Wrap a wait for farcall: the waiting function leaves its place to another."""
     context = current_context()
     return _NOT_SERVING if context is None else context.agent.executor.waiting()
 

@@ -125,7 +125,7 @@ class ControlMessages:
             return None
 
     def report(self, peer: Peer, message: Message) -> None:
-        """Like `post`, by the link that `send` takes."""
+        """Post a message by the link that `send` takes."""
         if peer.lost is None:
             is_dialled = self._dials(peer)
             box = peer.outbox if is_dialled else peer.back_outbox
@@ -175,7 +175,7 @@ class ControlMessages:
         return link
 
     def follow(self, to: int, message: Message, call_id: int) -> None:
-        """Like `post`, by the link that requests go by: after the request of the call.
+        """Post a message by the link of requests, so that it follows the request of the call.
 
         Without that link the peer is lost soon, and that ends the call, too. Of a call whose
         request was not sent the callee need not hear, see CALL-4.
@@ -186,7 +186,7 @@ class ControlMessages:
             self._send(peer.outbox, peer, frame, lambda _: self._links.linked(peer))
 
     def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
-        """Like `post`, for small answers to a call, by the link that requests come by."""
+        """Post a small answer to a call, by the link that requests come by."""
         peer = self._directory.of_incarnation(to)
         if peer is None or peer.lost is not None:
             return
@@ -224,7 +224,7 @@ class ControlMessages:
             return
 
     def awaited(self) -> set[int]:
-        """Those to whom calls of ours are in flight."""
+        """Return the incarnations to which calls of ours are in flight."""
         return {peer.incarnation for peer in self._directory.live() if len(peer.outgoing)}
 
     def answers(self, incarnation: int, until: float) -> bool:

@@ -66,7 +66,7 @@ def _search_name(function: Any) -> str | None:
 
 
 def _is_equal(found: Any, function: Any) -> bool:
-    """Of what may be a new object at every look."""
+    """Return whether two functions are equal, of which each look may give a new object."""
     if isinstance(function, ScriptFunction):
         # No other compiled function has its name.
         name = _attribute(found, "qualified_name")
@@ -178,7 +178,7 @@ class Functions:
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
 
     def resolve(self, name: str) -> Callable[..., Any]:
-        """As the module's `resolve`.
+        """Return the function of a name, as the module's `resolve` does.
 
         Raises:
             FunctionNotFound: no such module or attribute here, or it can't be called.

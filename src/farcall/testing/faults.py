@@ -117,7 +117,7 @@ class FaultyLink:
         return self._link.exchange(frame, deadline, meanwhile)
 
     def _ready_at(self, frame: Frame) -> float:
-        """When to write it (`time.monotonic()` seconds); 0: now. Raises NotSent if it is lost."""
+        """Return when to write it (`time.monotonic()` seconds; 0: now). Raises NotSent if lost."""
         delay = 0.0
         for fault in self._faults:
             if fault.matches(frame.message):

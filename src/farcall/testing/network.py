@@ -124,7 +124,7 @@ class Network(Generic[M]):
                 heapq.heappush(self._flying, flight)
 
     def calm(self) -> None:
-        """From now on nothing is lost or copied, and no link is cut."""
+        """Stop losing and copying messages, and restore cut links, from now on."""
         self._loss = self._duplication = 0.0
         for one, other in list(self._cut):
             self.heal(one, other)

@@ -160,7 +160,7 @@ class Watch(Protocol):
         """Note that the watched thread begins long work. No effect if it has begun already."""
 
     def end(self) -> None:
-        """That is over."""
+        """Note that the long work is over."""
 
     def is_overdue(self) -> bool:
         """Return whether it began more than a millisecond ago, and is not over."""
@@ -169,8 +169,9 @@ class Watch(Protocol):
         """Set whether something waits for the watched one, or for others like it."""
 
     def wait(self) -> int:
-        """Until the busy one is overdue, or for some time there was a queue and nothing came to an
-        end: a `Notice`. Where nothing happens it costs nothing.
+        """Wait until a busy thread is overdue, or a queue has stood still for some time.
+
+        Returns a `Notice`. Where nothing happens, waiting costs nothing.
         """
 
     def stop(self) -> None:
@@ -243,7 +244,7 @@ class Endpoint(Protocol):
         """End all links without reporting them, stop listening, free everything."""
 
     def close_after_fork(self) -> None:
-        """In a child that was forked: give up what it inherited, without a word to the peers.
+        """Give up, in a child that was forked, what it inherited, without a word to the peers.
 
         Else the child's copies of the descriptors would hide the parent's death from them.
         """

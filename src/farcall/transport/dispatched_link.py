@@ -45,7 +45,7 @@ class DispatchedLink(ABC):
         return waiters
 
     def receive(self, kinds: frozenset[type[Message]], alarm: int, deadline: float) -> None:
-        """Another thread does."""
+        """Do nothing: another thread receives."""
         return
 
     def exchange(

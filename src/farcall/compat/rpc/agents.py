@@ -28,13 +28,13 @@ class RpcAgent:
         return f"<{type(self).__name__} of {me.name!r} (rank {me.id})>"
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
-        """Of this worker, or of one with that name or id."""
+        """Return the info of this worker, or of the one with that name or id."""
         if worker is None:
             return self.agent.me.info
         return self.agent.directory.resolve(worker).worker.info
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Of all workers that are known and not lost, with this one, by id."""
+        """Return the infos of all workers that are known and not lost, with this one, by id."""
         known = [peer.worker.info for peer in self.agent.directory.live()]
         return sorted(known, key=lambda info: info.id)
 
@@ -64,7 +64,7 @@ class RpcAgent:
         return self._options.store
 
     def join(self, shutdown: bool = False, timeout: float = 0.0) -> None:
-        """Nothing: `shutdown` of the module does it all."""
+        """Do nothing: `shutdown` of the module does it all."""
 
     sync = join
 

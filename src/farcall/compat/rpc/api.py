@@ -132,7 +132,7 @@ def _to_worker_info(to: Any) -> WorkerInfo:
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Inside, calls of this process are pickled by another pickler."""
+    """Pickle calls of this process with another pickler inside the block."""
     global _default_pickler  # noqa: PLW0603
     _default_pickler = rpc_pickler
     try:
@@ -192,7 +192,7 @@ def rpc_async(
 
 
 def _rpc_async_recorded(to: Any, *call: Any) -> torch.futures.Future[Any]:
-    """Also for the old profiler, torch.autograd.profiler_legacy, which farcall does not ask."""
+    """Make the call, also recorded for the old profiler, torch.autograd.profiler_legacy."""
     if internals.is_profiler_enabled():
         return farcall_rpc.rpc_async(to, *call)
     function, args, kwargs, timeout = call
@@ -296,15 +296,15 @@ _wait_of_our_own = _wait_all_workers
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
-    """Nothing: references end with their agent, and `shutdown` waits for calls under way."""
+    """Do nothing: references end with their agent, and `shutdown` waits for calls under way."""
 
 
 def _destroy_rref_context(ignore_rref_leak: bool) -> None:
-    """Nothing, likewise."""
+    """Do nothing: references end with their agent."""
 
 
 def _cleanup_python_rpc_handler() -> None:
-    """Nothing: there is no handler in C++."""
+    """Do nothing: there is no handler in C++."""
 
 
 def _finalize_shutdown() -> None:

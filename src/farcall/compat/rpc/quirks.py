@@ -59,7 +59,7 @@ def show(error: BaseException, here: WorkerInfo) -> None:
 
 
 def _unescaped(text: str) -> str:
-    """With line ends where the repr of a message has their escapes, as in torch."""
+    """Return the text with line ends where the repr of a message escapes them, as in torch."""
     try:
         return text.encode("ascii").decode("unicode_escape")
     except UnicodeError:

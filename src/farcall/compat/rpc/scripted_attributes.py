@@ -66,7 +66,7 @@ def _infer_reference(rref: RRef[Any]) -> Any:
 
 
 def name_of_type(rref: RRef[Any]) -> tuple[str, str] | None:
-    """At the owner: the type of what a reference holds, for `_type_named`; None: there is none."""
+    """Return, at the owner, the type of a reference's value, for `_type_named`; or None."""
     value = rref.local_value()
     interface = interface_of(value)
     if interface is not None:

@@ -57,7 +57,7 @@ def _save(value: Any, *_: Any) -> None:
 
 
 def _let_others_work(future: Any) -> None:
-    """Before torch waits: in the thread of a function, wait in a way that lets another one run.
+    """Wait before torch does, in the thread of a function, so that another one can run.
 
     Elsewhere torch's own wait leaves its thread to others.
     """
@@ -108,7 +108,7 @@ def note_python(function: Callable[..., Any]) -> str:
 
 @torch.jit.ignore  # type: ignore[untyped-decorator]
 def do(kind: str, inputs: Any, references: bool) -> Any:
-    """Called by compiled code: what a node of this kind does.
+    """Run a node of this kind: compiled code calls this.
 
     Args:
         references: whether there are references among what it takes or gives.

@@ -93,7 +93,7 @@ def _drop(key: str) -> None:
 
 
 def handed_on() -> CallContext | None:
-    """In a thread that scripted code forked: the context of the call that it belongs to."""
+    """Return the context of the call to which a thread that scripted code forked belongs."""
     is_there = internals.is_key_in_tls(_CONTEXT)
     return internals.get_obj_in_tls(_CONTEXT) if is_there else None
 

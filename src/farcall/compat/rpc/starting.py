@@ -87,7 +87,7 @@ def _backend_of(given: Any) -> Any:
 
 
 def _store(given: Any, rank: int, world_size: int | None) -> Any:
-    """For a backend of the user's own."""
+    """Return the store for a backend of the user's own."""
     global _generation  # noqa: PLW0603
 
     def open_it() -> Any:

@@ -113,7 +113,7 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
                 raise ValueError(f"no message is called {name!r}; there are {', '.join(MESSAGES)}")
 
     def faults(self) -> list[Fault]:
-        """For `farcall.testing.faults.inject`."""
+        """Return the faults for `farcall.testing.faults.inject`."""
         lost = [Fault(MESSAGES[name], losses=self.num_fail_sends) for name in self.messages_to_fail]
         late = [Fault(MESSAGES[name], delay=s) for name, s in self.messages_to_delay.items()]
         return lost + late

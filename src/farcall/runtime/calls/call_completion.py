@@ -137,7 +137,7 @@ class CallCompletion:
             self._coordinator.end(pending)
 
     def withdraw(self, pending: PendingCall, cause: str) -> bool:
-        """Of this call the callee has heard nothing. Returns whether the call is to be ended."""
+        """Withdraw a call that the callee has not heard of; return whether the call is to end."""
         call_id, pending.call_id = pending.call_id, 0  # another call's from now on: CALL-4
         retract = self._machine.state.retract
         return self._machine.tell(retract, pending.peer.incarnation, call_id, pending, cause)
@@ -178,7 +178,7 @@ class CallCompletion:
         self._machine.tell(late, pending.peer.incarnation, pending.call_id, pending)
 
     def interrupted(self, pending: PendingCall, error: BaseException, may_be_sent: bool) -> None:
-        """Something unexpected was raised, such as KeyboardInterrupt, while the call was made."""
+        """End a call during whose making an unexpected error came, such as KeyboardInterrupt."""
         call_id = pending.call_id = pending.call_id or pending.peer.outgoing.find(pending)
         ended = Cancelled(f"{type(error).__name__} while the call was made")
         if may_be_sent:
@@ -222,7 +222,7 @@ class CallCompletion:
         )
 
     def _missing_link(self, peer: Peer, error: BaseException | None) -> str:
-        """For messages: which addresses were tried in vain, and what each attempt gave."""
+        """Return, for messages, the addresses tried in vain, and the outcome of each attempt."""
         if peer.linked or peer.worker is self._status.me or not peer.worker.addresses:
             return ""
         tried = str(error) if isinstance(error, NotSent) else ""
@@ -372,7 +372,7 @@ class CallCompletion:
         self.fail(loss.calls, loss.error)
 
     def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
-        """These calls ended because their peer, or this agent, did."""
+        """End these calls, whose peer, or this agent, has ended."""
         for pending in lost:
             pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):

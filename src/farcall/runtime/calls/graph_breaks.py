@@ -57,7 +57,7 @@ def _functions_of(member: Any) -> Iterable[Callable[..., Any]]:
 
 
 def _skip_frames_of(function: FunctionType) -> None:
-    """Neither the frame of the function nor any that it calls is compiled by itself.
+    """Mark the function so that neither its frame nor any frame that it calls is compiled.
 
     Older versions of torch have no such mark. There Dynamo looks at farcall's frames one by one.
     """

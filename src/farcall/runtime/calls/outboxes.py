@@ -51,7 +51,7 @@ class Waiting(Protocol):
         """Send it. May wait for the peer, until a deadline of its own."""
 
     def drop(self) -> None:
-        """It will not be sent."""
+        """Drop the item, which will not be sent."""
 
 
 Box = Outbox[Waiting]
@@ -121,7 +121,7 @@ class Outboxes:
                 )
 
     def put_at_once(self, box: Box, item: Waiting) -> None:
-        """Like `put`, whether there is room or not."""
+        """Put an item in as `put` does, whether there is room or not."""
         self._put(box, item, must=True)
 
     def _put(self, box: Box, item: Waiting, *, must: bool) -> Bell | None:
@@ -186,7 +186,7 @@ class Outboxes:
             change.wait(left)
 
     def pause(self, seconds: float) -> None:
-        """For a sender that tries again: wait, but not beyond `close`."""
+        """Pause a sender that tries again, but not beyond `close`."""
         self._closing.wait(seconds)
 
     def _bell(self) -> Bell:
@@ -215,7 +215,7 @@ def size_of(frame: Frame) -> int:
 
 
 def end_of_grace(frame: Frame, deadline: float) -> float:
-    """When a thread that sends a frame has waited for long enough for a peer that reads slowly.
+    """Return when a thread that sends a frame has waited long enough for a slow reader.
 
     Args:
         deadline: when the frame need not be sent any more; both on `time.monotonic()`, in seconds.

@@ -74,7 +74,7 @@ def remote(agent: Agent, name: str | None, call: Call, concurrency: int = 0) -> 
 
 
 def event_name(agent: Agent, kind: str, name: str | None, call: Call) -> str:
-    """Of a call of that kind: "sync", "async" or "remote"."""
+    """Return the name of the event of a call of that kind: "sync", "async" or "remote"."""
     to = call[0]  # which may not be known yet
     peer = agent.directory.known(to)
     to = peer.name if peer is not None else to.name if isinstance(to, WorkerInfo) else to

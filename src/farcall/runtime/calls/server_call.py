@@ -147,7 +147,7 @@ class ServerCall(Answering, eq=False):
         self.serving.executor.queue(self.run_queued, self.request.depth, self.peer)
 
     def run_queued(self) -> None:
-        """Like `run`, of a call that was counted as queued."""
+        """Run a call as `run` does, after it was counted as queued."""
         if self.gate is None:
             intake.begin(self)
             self.run()
@@ -326,7 +326,7 @@ class ServerCall(Answering, eq=False):
 
     @contextlib.contextmanager
     def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Inside the block the function waits; `stop` ends the wait if the call is cancelled."""
+        """Let `stop` end the function's wait inside the block if the call is cancelled."""
         self.stop = stop
         try:
             if self.cancelled:

@@ -124,7 +124,7 @@ class WaitingRequests:
             self._completion.withdraw(pending, "its call was given up")
 
     def _could_not_send(self, pending: PendingCall, error: NotSent) -> None:
-        """Nothing of a request was written, and there is no time left."""
+        """End a request of which nothing was written, since no time is left."""
         ended = self._completion.give_up(pending, error)
         if pending.created is not None:
             self._references.creation_failed(pending.created, ended)

@@ -213,11 +213,11 @@ class Losses:
             self._endpoint.connect(worker, time.monotonic() + ATTEMPT_SECONDS)
 
     def meeting(self, incarnation: int) -> int:
-        """For the endpoint, see `transport.base.Meeting`."""
+        """Return the meeting, for the endpoint: see `transport.base.Meeting`."""
         return self._directory.meeting(incarnation)
 
     def admit(self, name: str, incarnation: int, meeting: int) -> str | None:
-        """For the endpoint, see `transport.base.Admit`."""
+        """Return an objection, for the endpoint: see `transport.base.Admit`."""
         if self._status.is_closed:
             return SHUTTING_DOWN
         directory = self._directory

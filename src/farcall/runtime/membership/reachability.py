@@ -122,6 +122,6 @@ def _of_interfaces_ipv6() -> Iterator[str]:
 
 
 def _plain(address: str) -> str | None:
-    """Without a link-local address, which means nothing without an interface."""
+    """Return the address, or None if it is link-local, and so needs an interface."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return None if parsed.is_link_local or parsed.is_unspecified else address

@@ -186,7 +186,7 @@ class Rendezvous:
         return roll[1]
 
     def ask(self, me: Worker, name_or_id: str | int) -> Answer:
-        """As `find` or `roll`, for a worker that has joined. One that asks for itself signs anew.
+        """Ask as `find` or `roll` for a joined worker. A worker that asks for itself signs anew.
 
         It does so if `is_outdated`. A record that is not believed, of another worker with a
         certificate, may be signed anew soon: this waits for it, a few seconds at most.
@@ -306,7 +306,7 @@ class Rendezvous:
         raise StoreFailed("its counter of ids does not count")
 
     def _register_again(self, worker: Worker) -> None:
-        """At a store that was started again, where newcomers may have been given ids of ours."""
+        """Register at a store that was started again, where newcomers may have ids of ours."""
         self._log_name(worker.name)
         holder = self._claim(f"name/{worker.name}", worker, _nobody_is_dead)
         if holder is not None:

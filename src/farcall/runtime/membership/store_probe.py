@@ -201,7 +201,7 @@ class Search:
         raise self.late(hint)
 
     def _tries(self) -> Iterator[None]:
-        """Once, and again, with pauses that grow, until the deadline."""
+        """Yield once, and again, with pauses that grow, until the deadline."""
         pause = SHORTEST_PAUSE
         while True:
             yield

@@ -301,7 +301,7 @@ class RpcBackendOptions:
         return not self.insecure
 
     def open_endpoint(self, place: Place) -> ListeningEndpoint:
-        """Called once when a worker starts: what its frames travel over.
+        """Return the endpoint over which frames travel. Called once when a worker starts.
 
         Options of another backend override this, with an `Endpoint` of their own
         (`farcall.transport.base`).

@@ -38,14 +38,14 @@ def shown(name: str, value: object) -> str:
 
 
 def text(what: str, given: str) -> str:
-    """As given, and plain."""
+    """Return the text as given, as a plain str."""
     if not isinstance(given, str):
         raise TypeError(f"{what} must be a str, not {type(given).__name__}")
     return plain_text(given)
 
 
 def role(given: str | None) -> str:
-    """As given, or as the environment says; "": neither."""
+    """Return the role as given, or as the environment says; "": neither says one."""
     what = "role"
     if given is None:
         given, what = os.environ.get("FARCALL_ROLE", "").strip(), "FARCALL_ROLE"
@@ -56,14 +56,14 @@ def role(given: str | None) -> str:
 
 
 def store(given: Store | None) -> Store | None:
-    """As given."""
+    """Return the store as given."""
     if given is not None and not isinstance(given, Store):
         raise TypeError(f"store must be one of torch.distributed, not {type(given).__name__}")
     return given
 
 
 def listen(given: str | None) -> str | None:
-    """As given, or as the environment says; None: neither."""
+    """Return the address as given, or as the environment says; None: neither says one."""
     what = "listen"
     if given is None:
         given = os.environ.get("FARCALL_LISTEN") or None
@@ -91,7 +91,7 @@ def host_and_port(listen: str, what: str = "listen") -> tuple[str, int]:
 
 
 def dead_host_timeout(given: float | None) -> float:
-    """As given, or as the environment says, or 30."""
+    """Return the seconds as given, or as the environment says, or 30."""
     what: str = "dead_host_timeout"
     if given is None:
         said = os.environ.get("FARCALL_DEAD_HOST_TIMEOUT", "").strip()
@@ -114,7 +114,7 @@ def dead_host_timeout(given: float | None) -> float:
 
 
 def secret(given: Secret | str | bytes | None) -> Secret | None:
-    """As a secret; None: the environment or this machine has one, see `credential`."""
+    """Return a secret; None: the environment or this machine has one, see `credential`."""
     return None if given is None else Secret(given)
 
 
@@ -126,7 +126,7 @@ def whole_number(
     highest: int,
     default: int | None = None,
 ) -> int | None:
-    """As given, or as the environment says, or the default."""
+    """Return the number as given, or as the environment says, or the default."""
     if given is None:
         said = os.environ.get(variable, "").strip()
         if not said:
@@ -142,7 +142,7 @@ def whole_number(
 
 
 def thread_count(what: str, count: int) -> int:
-    """As given."""
+    """Return the number as given."""
     count = plain.whole_number(what, count)
     if count <= 0:
         raise ValueError(f"{what} must be positive, got {count}")
@@ -152,7 +152,7 @@ def thread_count(what: str, count: int) -> int:
 def choice(
     what: str, given: Collection[str] | None, variable: str, known: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Some of the known names: as given, or as the environment says, or all."""
+    """Return some of the known names: as given, or as the environment says, or all."""
     if given is None:
         said = os.environ.get(variable, "")
         if not said:
@@ -166,7 +166,7 @@ def choice(
 
 
 def one_of(what: str, given: str | None, variable: str, known: tuple[str, ...]) -> str:
-    """One of the known names: as given, or as the environment says, or the first."""
+    """Return one of the known names: as given, or as the environment says, or the first."""
     if given is None:
         given = os.environ.get(variable) or known[0]
         what = variable
@@ -185,7 +185,7 @@ def _names(given: Collection[str], what: str) -> tuple[str, ...]:
 
 
 def policy(given: Only | Mapping[str, Only] | None) -> Only | Mapping[str, Only] | None:
-    """As given; None: others may do everything here."""
+    """Return the policy as given; None: others may do everything here."""
     if given is None or isinstance(given, Only):
         return given
     if not isinstance(given, Mapping) or not all(

@@ -118,7 +118,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
         return ProcessGroupEndpoint(place.me, group, place.admit, lanes=lanes)
 
     def _cuda_devices(self) -> list[torch.device]:
-        """This worker's own, as far as its options name them."""
+        """Return this worker's own devices, as far as its options name them."""
         mapped = [device for one in self.device_maps.values() for device in one]
         return [device for device in (*self.devices, *mapped) if device.type == "cuda"]
 

@@ -11,14 +11,14 @@ from farcall.transport.connect.tls_config import TlsConfig
 
 
 def flag(what: str, given: bool) -> bool:
-    """As given: text such as "False" would count as true."""
+    """Return the flag as given. Text such as "False" would count as true."""
     if not isinstance(given, bool):
         raise TypeError(f"{what} must be True or False, not {given!r}")
     return given
 
 
 def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
-    """As given, or as the environment says ("1" or "0"), or the default."""
+    """Return the flag as given, or as the environment says ("1" or "0"), or the default."""
     if given is not None:
         return flag(what, given)
     said = os.environ.get(variable, "").strip()
@@ -28,7 +28,7 @@ def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
 
 
 def tls(given: TlsConfig | None) -> TlsConfig | None:
-    """As given, or as the environment says; None: no certificates."""
+    """Return the certificates as given, or as the environment says; None: there are none."""
     if given is None:
         names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
         paths = [os.environ.get(name, "") for name in names]

@@ -105,12 +105,12 @@ class _Freed:
 
 
 def tensor_over(memory: Buffer) -> torch.Tensor:
-    """Its bytes, as a tensor over the memory itself; a copy if that can't be written to."""
+    """Return bytes as a tensor over the memory itself; a copy if that can't be written to."""
     view = memoryview(memory)
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
 
 
 def _lost(error: RuntimeError) -> LinkError:
-    """Without the place in gloo's source and what it advises."""
+    """Return the error without the place in gloo's source, and without gloo's advice."""
     text = str(error).rpartition("] ")[2] if "] " in str(error) else str(error)
     return LinkError(f"the process group's connection is closed: {text.strip()[:200]}")

@@ -414,7 +414,7 @@ class References:
             return self._refs.statistics()
 
     def holders(self) -> list[int]:
-        """For each value here that others hold: how many."""
+        """Return, for each value here that others hold, the number of its holders."""
         with self._lock:
             return self._refs.holders()
 

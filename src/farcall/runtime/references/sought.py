@@ -18,5 +18,5 @@ class Sought(NamedTuple):
     deadline: float  # of the call
 
     def until(self, deadline: float) -> float:
-        """When to look, while waiting up to a deadline, whether the call has failed."""
+        """Return when to look, while waiting up to a deadline, whether the call has failed."""
         return min(deadline, max(self.deadline, time.monotonic() + PIECE))

@@ -20,7 +20,7 @@ class Handler(Protocol):
         """The canceller of the calls of futures, see `calls.cancelling`."""
 
     def on_thread_start(self) -> None:
-        """Called in every thread before its first work."""
+        """Prepare a thread. Called in every thread before its first work."""
 
     def handle(self, event: Event) -> None:
         """Handle an event that arrived. May call `Executor.submit`."""

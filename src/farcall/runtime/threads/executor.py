@@ -214,7 +214,7 @@ class Executor:
                     self._watch.begin()
 
     def completes(self) -> None:
-        """Like `may_pass_lead`; the calling thread goes on to complete the future of a call."""
+        """Let the lead pass as `may_pass_lead` does; this thread then completes a call's future."""
         if self._leader == (me := threading.get_ident()):
             with self._lock:
                 if leads := self._leader == me:
@@ -254,7 +254,7 @@ class Executor:
         return (me := threading.get_ident()) == self._leader or me in self._running
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a wait for farcall: another thread leads and runs functions instead."""
+        """Wrap a wait for farcall: another thread leads and runs functions instead."""
         return Wait(self, threading.get_ident()) if self.is_at_work() else _NO_WAIT
 
     def leave(self, me: int) -> bool:

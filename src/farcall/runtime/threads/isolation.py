@@ -83,7 +83,7 @@ def call_isolated(function: Callable[[], T]) -> T:
 
 
 def clean_thread() -> None:
-    """Before code of farcall's own that makes tensors and runs no code of the user."""
+    """Clean the thread before code of farcall's own makes tensors and runs no code of the user."""
     isolation = _thread.isolation
     if isolation is not None and not isolation.state.is_inside and isolation.state.begin():
         isolation.put_back()
@@ -91,7 +91,7 @@ def clean_thread() -> None:
 
 @contextmanager
 def between_functions() -> Iterator[None]:
-    """Around code of farcall's own that is isolated: what it calls is isolated part by part."""
+    """Wrap isolated code of farcall's own: each function that it calls is isolated by itself."""
     isolation = _thread.isolation
     if isolation is None:
         yield

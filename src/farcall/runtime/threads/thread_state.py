@@ -104,7 +104,7 @@ class AskedState:
                 put_back()
 
     def note(self) -> None:
-        """Nothing to do: the state is compared with that of a new thread."""
+        """Do nothing: the state is compared with that of a new thread."""
 
     def put_back_floats(self) -> None:
         torch.set_flush_denormal(bool(self._float_control))

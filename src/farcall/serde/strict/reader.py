@@ -208,7 +208,7 @@ class Reader:
         return rebuilt(self._count(), self._part(depth))
 
     def _part(self, depth: int) -> Any:
-        """Like a value, but buffers may be in a tuple."""
+        """Read a value, whose buffers may be in a tuple."""
         following = self._body[self._at : self._at + 1]
         if following == b"x":
             return self._memory(depth)

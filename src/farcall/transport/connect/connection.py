@@ -30,7 +30,7 @@ class KeptLink(Protocol):
         """End the link."""
 
     def start(self) -> None:
-        """Called once, when the link is in the tables: from now on it may receive."""
+        """Start to receive. Called once, when the link is in the tables."""
 
 
 class Connection(NamedTuple):

@@ -428,7 +428,7 @@ class Connections(Generic[L]):
         return True
 
     def close_after_fork(self) -> list[L]:
-        """In a child that was forked: close its copies. Returns the links, to be closed, too."""
+        """Close the copies of a child that was forked. Return the links, to be closed, too."""
         # No locks: their holders were not forked.
         self._closed = True
         self._acceptor.close_descriptors()

@@ -132,7 +132,7 @@ class NativeLink:
         self._core.lose(cause)
 
     def close_after_fork(self) -> None:
-        """In a forked child: close its copy, without a word to the peer."""
+        """Close a forked child's copy, without a word to the peer."""
         self._core.forget()
 
     def _failure(self, status: int, frame: Frame) -> Exception:

@@ -275,7 +275,7 @@ class Channel:
         self._has_room.notify_all()
 
     def say_bye(self) -> None:
-        """Nothing is sent after this. If nothing was before, the end speaks for itself."""
+        """Say that nothing is sent after this. If nothing was before, the end speaks for itself."""
         with self._has_room:
             if self._said_bye or not self.is_used:
                 return
@@ -289,7 +289,7 @@ class Channel:
     # Receiving.
 
     def receive(self, memory: Buffer) -> None:
-        """For `on_envelope`: the next message that follows.
+        """Receive the next message that follows, for `on_envelope`.
 
         Raises:
             LinkError: the channel has ended.
@@ -321,7 +321,7 @@ class Channel:
         self.say_bye()
 
     def _abandon_lanes(self) -> None:
-        """They failed. The peer, if it is there, is not left waiting for them, and says bye."""
+        """Abandon the lanes, which failed, so that a living peer stops waiting and says bye."""
         if self._lanes is None:
             return
         self._lanes.abandon(self.rank)
@@ -353,7 +353,7 @@ class Channel:
         self._on_end(self, cause)
 
     def _use(self) -> None:
-        """There is something to say, or to answer. `_has_room` held."""
+        """Start the writer, since there are words to send. The caller holds `_has_room`."""
         self.is_used = True
         if not self._has_writer:
             self._has_writer = self._writer.try_start() is None

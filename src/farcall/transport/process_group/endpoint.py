@@ -171,7 +171,7 @@ class ProcessGroupEndpoint:
         return encode_msgpack(Hello(*names, expects, me.host, me.main, me.strict))
 
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
-        """For a link: a thread waits for the outcome of a call."""
+        """Note, for a link, that a thread waits for the outcome of a call."""
         with self._lock:
             if link.lost is not None:
                 raise LinkError(link.lost)

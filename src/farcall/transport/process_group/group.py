@@ -17,7 +17,7 @@ class Operation(Protocol):
     """A message on its way in or out; its memory must stay as it is until `wait` has returned."""
 
     def wait(self) -> None:
-        """Until it is through. One thread at a time.
+        """Wait until the operation is through. One thread at a time may wait.
 
         Raises:
             LinkError: it can't be any more: the other rank is gone, or the group was closed.

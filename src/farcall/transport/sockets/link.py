@@ -125,7 +125,7 @@ class SocketLink:
         return False
 
     def _leave(self) -> None:
-        """This thread writes no more: the endpoint's thread has to write the rest."""
+        """Leave the rest of the writing to the endpoint's thread."""
         is_left = [False]
         try:
             self._leave_once(is_left)

@@ -19,10 +19,10 @@ class BareSocket(Protocol):
     """The part of a connected socket that is used here."""
 
     def recv_into(self, memory: memoryview, /) -> int:
-        """As a socket's."""
+        """Receive as a socket's `recv_into` does."""
 
     def sendmsg(self, parts: Iterable[memoryview], /) -> int:
-        """As a socket's."""
+        """Send as a socket's `sendmsg` does."""
 
 
 class Writer(Protocol):
