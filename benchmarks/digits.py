@@ -48,7 +48,7 @@ def new_pictures(count: int, teacher: Tensor) -> demo.Pictures:
 
 
 def learn_batches(implementation: str, trainer: Any, count: int) -> None:
-    """Called on a trainer's worker, with its reference: learn from the next batches."""
+    """Learn from the next batches. Runs on a trainer's worker, with its reference."""
     use(implementation)
     learner = trainer.local_value()
     if not hasattr(learner, "to_learn"):

@@ -116,7 +116,7 @@ def new_replica(implementation: str, embedding: Any, rank: int, store: str) -> T
 
 
 def run_epoch(trainer: Any) -> float:
-    """Called on a trainer's worker, with its reference."""
+    """Run an epoch on a trainer's worker, given its reference; return the mean loss."""
     mean: float = trainer.local_value().epoch()
     return mean
 

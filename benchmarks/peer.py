@@ -79,7 +79,7 @@ def serve(implementation: str, rpc: Any, answers: TextIO) -> None:
 
 
 def set_threads(world: World) -> None:
-    """For this process and those that it forks."""
+    """Set the threads of this process and those that it forks."""
     if world.threads is not None:
         torch.set_num_threads(world.threads)
 

@@ -240,7 +240,7 @@ class Group(NamedTuple):
 
 
 def groups(cases: list[str], implementations: list[str], blocks: int | None) -> list[Group]:
-    """One round of these cases, in order. `blocks` replaces the number that each case has."""
+    """Return one round of these cases, in order. `blocks` replaces the number of each case."""
     found: dict[str, Group] = {}
     for name in cases:
         case = CASES[name]

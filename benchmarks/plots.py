@@ -54,7 +54,7 @@ def draw_ratios(results: dict[str, Result]) -> Figure:
 
 
 def draw_times(blocks: dict[str, dict[str, Blocks]]) -> Figure:
-    """For each case, which share of the times is at most so long. `blocks` by case."""
+    """Draw, for each case, the share of the times up to each length. `blocks` are by case."""
     columns = min(COLUMNS, len(blocks))
     rows = math.ceil(len(blocks) / columns)
     figure = Figure(figsize=(3.5 * columns, 0.6 + 2.4 * rows), layout="constrained")

@@ -79,7 +79,7 @@ def call_method(method: Callable[..., Any], rref: Any, *args: Any) -> Any:
 
 
 def parameter_rrefs(module: nn.Module, implementation: str) -> list[Any]:
-    """One RRef for each parameter of a module of this process."""
+    """Return an RRef for each parameter of a module of this process."""
     rpc = modules_of(implementation).rpc
     return [rpc.RRef(parameter) for parameter in module.parameters()]
 

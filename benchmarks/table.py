@@ -77,7 +77,7 @@ def ratio(theirs: float, ours: float, local: float) -> float:
 
 
 def ratio_of(theirs: Blocks, ours: Blocks, local: Blocks | None) -> Quartiles:
-    """With nothing in place of `local` if there is none."""
+    """Return the ratio, with nothing in place of `local` if there is none."""
     local = local or [[0.0]] * len(ours)
     return quartiles(
         ratio(*map(statistics.median, blocks)) for blocks in zip(theirs, ours, local, strict=True)
@@ -139,7 +139,7 @@ def reached(
 
 
 def number(value: float | None) -> str:
-    """About three digits; "inf" for None."""
+    """Return about three digits; "inf" for None."""
     if value is None:
         return "inf"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -181,7 +181,7 @@ def line(cells: list[str]) -> str:
 
 
 def markdown(results: dict[str, Result]) -> str:
-    """One line for each case.
+    """Return a table with one line for each case.
 
     Times are medians, with the 99th percentile in parentheses; ratios medians over blocks, with the
     other quartiles.

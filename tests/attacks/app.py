@@ -56,7 +56,7 @@ class Counter:
         return self.count
 
     def reset(self) -> None:
-        """Not for callers."""
+        """Reset the count. Callers may not call this."""
         self.count = 0
 
 

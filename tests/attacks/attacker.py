@@ -602,7 +602,7 @@ def _as_argument(body: bytes) -> bytes:
 
 
 def answer_with(kind: str, number: int) -> int:
-    """From now on this worker answers every call with a hostile value; return how many there are.
+    """Answer every call with a hostile value from now on; return how many such values there are.
 
     Args:
         number: which of the values of this kind.
@@ -621,12 +621,12 @@ def answer_with(kind: str, number: int) -> int:
 
 
 def answer_as_usual() -> None:
-    """From now on this worker answers as it did before `answer_with` and the like."""
+    """Answer from now on as before `answer_with` and the like."""
     vars(current_agent().answers).pop("send", None)
 
 
 def answer_with_trap(path: str) -> None:
-    """From now on this worker answers every call with a pickle that runs code."""
+    """Answer every call with a pickle that runs code from now on."""
     answers = current_agent().answers
     send = type(answers).send
     body = pickle.dumps(Trap(path))
@@ -647,7 +647,7 @@ class Forged(NamedTuple):
 
 
 def answer_with_error(forged: Forged) -> None:
-    """From now on this worker answers every call with a forged error."""
+    """Answer every call with a forged error from now on."""
     answers = current_agent().answers
     send = type(answers).send
     failure = Failure(forged.type_name, "forged", "forged", frames=forged.frames)

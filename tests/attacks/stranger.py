@@ -64,7 +64,7 @@ def _in_the_clear(sock: socket.socket) -> socket.socket:
 
 
 def _over_tls(sock: socket.socket) -> socket.socket:
-    """As a client without a certificate, which takes whatever the server has."""
+    """Wrap a socket in TLS, as a client without a certificate that accepts any server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

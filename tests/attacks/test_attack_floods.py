@@ -98,7 +98,7 @@ def test_many_strangers_take_neither_descriptors_nor_threads_nor_the_log(
 def test_member_gets_in_while_strangers_flood(
     crew: Crew, transport: str, beginning: str, tmp_path: Path
 ) -> None:
-    """From the member's own address, by processes that go on as fast as they can."""
+    """Flood from the member's own address, by processes that go on as fast as they can."""
     victim, first, second = start(crew, transport)
     port = victim.run(honest.tcp_port)
     stop = tmp_path / "stop"

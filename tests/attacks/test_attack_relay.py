@@ -56,7 +56,7 @@ def start(crew: Crew, transport: str, options: dict[str, Any]) -> Iterator[Scene
 def scene(
     request: pytest.FixtureRequest, crew: Crew, transport: str, tmp_path: Path
 ) -> Iterator[Scene]:
-    """With each credential."""
+    """Yield a scene with each credential."""
     options: dict[str, Any] = {"secret": honest.SECRET}
     if request.param == "authenticated only":
         options["encrypt"] = False

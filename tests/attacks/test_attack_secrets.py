@@ -163,7 +163,7 @@ def own_environment() -> str:
 
 
 def test_made_secret_is_long_and_taken_out_of_the_environment(crew: Crew) -> None:
-    """By `farcall secret`: what a redirected dial shows is no help to guess that."""
+    """Make the secret by `farcall secret`: a redirected dial gives no help to guess it."""
     made = subprocess.run(
         [sys.executable, "-m", "farcall", "secret"],
         check=True,

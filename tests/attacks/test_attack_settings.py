@@ -204,7 +204,7 @@ def test_one_machine_needs_no_setting(crew: Crew, transport: str, tmp_path: Path
 
 
 def test_two_hosts_with_a_secret(crew: Crew, transport: str, tmp_path: Path) -> None:
-    """By the commands of the page."""
+    """Use the commands of the page."""
     run_block("secret", tmp_path)
     environment = {"FARCALL_SECRET_FILE": str(tmp_path / "farcall.secret")}
     with network() as net:
@@ -214,7 +214,7 @@ def test_two_hosts_with_a_secret(crew: Crew, transport: str, tmp_path: Path) -> 
 def test_worker_that_runs_uses_certificates_that_were_replaced(
     crew: Crew, transport: str, tmp_path: Path
 ) -> None:
-    """By the commands of the page: a newcomer of another authority finds the worker renewed."""
+    """Use the commands of the page: a newcomer of another authority finds the worker renewed."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     issued, renewed = old.issue("w0"), new.issue("w0")
     worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
@@ -235,7 +235,7 @@ def test_worker_that_runs_uses_certificates_that_were_replaced(
 def test_two_hosts_with_certificates(
     crew: Crew, transport: str, tmp_path: Path, names: bool
 ) -> None:
-    """By the commands of the page."""
+    """Use the commands of the page."""
     authority = Authority(tmp_path)
     with network() as net:
         members = [crew.member(f"w{rank}", FARCALL_TRANSPORTS=transport) for rank in range(2)]

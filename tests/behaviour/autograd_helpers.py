@@ -120,7 +120,7 @@ class Run(Here, ABC):
 
     @abstractmethod
     def arrived(self, tensor: torch.Tensor) -> torch.Tensor:
-        """For handlers that change an argument or hook it: a tensor apart from the sender's."""
+        """Return a tensor apart from the sender's, for handlers that change or hook it."""
 
     @abstractmethod
     def backward(self, roots: Any, **options: Any) -> None: ...
@@ -275,7 +275,7 @@ def compare_with(
     expected_roots: Sequence[torch.Tensor],
     **options: Any,
 ) -> None:
-    """One distributed run, compared with a local one."""
+    """Compare one distributed run with a local one."""
     with dist_autograd.context() as run.context_id:
         roots = _forward(run, program)
         if roots:

@@ -50,7 +50,7 @@ class Gate(Here):
         self.passed = 0
 
     def wait(self) -> int:
-        """For handlers: how many arrived before this one."""
+        """Wait at the gate, as a handler; return how many arrived before this one."""
         with self._arrivals:
             number = self.arrived
             self.arrived += 1
@@ -73,7 +73,7 @@ class Gate(Here):
             assert self._arrivals.wait_for(lambda: self.passed >= count, PATIENCE), self.passed
 
     def announce(self) -> None:
-        """For handlers: say that one is here, without waiting."""
+        """Announce, as a handler, that one is here, without waiting."""
         with self._arrivals:
             self.arrived += 1
             self._arrivals.notify_all()
@@ -277,7 +277,7 @@ def in_threads(*functions: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """For conditions that nothing announces."""
+    """Wait for a condition that nothing announces."""
     pause = threading.Event()
     for _ in range(int(PATIENCE * 1000)):
         if condition():
@@ -287,7 +287,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def wait_until_settled(*agents: Agent) -> None:
-    """Until the references of these agents wait for no answer any more."""
+    """Wait until the references of these agents wait for no answer any more."""
     wait_until(lambda: all(is_settled(agent) for agent in agents))
 
 

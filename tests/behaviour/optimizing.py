@@ -35,7 +35,7 @@ def weighted_sum(parameter: rpc.RRef[Any], weights: torch.Tensor) -> torch.Tenso
 
 
 def loss_with_gradients(rrefs: Sequence[rpc.RRef[Any]], gradients: Gradients) -> torch.Tensor:
-    """Inside a context: a loss whose gradients are these; None leaves a parameter out."""
+    """Return, inside a context, a loss with these gradients; None leaves a parameter out."""
     terms = [
         rpc.rpc_async(rref.owner(), weighted_sum, args=(rref, gradient))
         for rref, gradient in zip(rrefs, gradients, strict=True)
@@ -98,7 +98,7 @@ class Model:
         return drawn
 
     def draw_sparse_gradients(self, rows: int = 3) -> list[torch.Tensor | None]:
-        """Of parameters with two dimensions; some rows occur twice."""
+        """Draw gradients of parameters with two dimensions; some rows occur twice."""
         drawn: list[torch.Tensor | None] = []
         for parameter in self.here:
             count, width = parameter.shape

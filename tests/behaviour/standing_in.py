@@ -34,7 +34,7 @@ def standing_in(agents: list[Agent]) -> Iterator[None]:
 
 
 def names(ours: ModuleType, theirs: ModuleType) -> ModuleType:
-    """For tests that are written for a module of farcall's: with compat's of the same names."""
+    """Return a module of farcall's with compat's values under the same names."""
     made = ModuleType(ours.__name__)
     vars(made).update({**vars(ours), **{k: v for k, v in vars(theirs).items() if k[:2] != "__"}})
     return made

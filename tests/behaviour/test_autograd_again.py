@@ -91,7 +91,7 @@ def test_forward_between_two_passes(pair: list[Agent]) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("where", ["w0", "w1"])
 def test_second_backward_without_retain_graph(pair: list[Agent], where: str, way: Any) -> None:
-    """Also when it is a graph elsewhere that is gone."""
+    """Raise also when the missing graph is one elsewhere."""
     run = DistributedRun(way)
     with dist_autograd.context() as run.context_id:
         weights(run, x="w0", w=where)
@@ -135,7 +135,7 @@ def curved(run: Run, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def penalty_of(run: Run, name: str) -> torch.Tensor:
-    """On the owner of a leaf, from its gradient so far."""
+    """Return the penalty on the owner of a leaf, from its gradient so far."""
     return run.gradient(name).square().sum()
 
 
@@ -180,7 +180,7 @@ def given_back(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("to", ["w0", "w1"])
 def test_create_graph_under_no_grad(pair: list[Agent], to: str) -> None:
-    """As with torch's engine. The gradient here is a sum: a local part, and one that comes back."""
+    """Keep the graph, as torch's engine does. The gradient has a local and a remote part."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0")
@@ -244,7 +244,7 @@ def test_create_graph_three_times(pair: list[Agent]) -> None:
 
 
 def test_create_graph_of_a_module_under_a_gradient_penalty(pair: list[Agent]) -> None:
-    """As in Wasserstein GANs: the critic is remote, its input's gradient is punished."""
+    """Punish the input's gradient of a remote critic, as Wasserstein GANs do."""
 
     def program(run: Run) -> Any:
         critic = torch.nn.Sequential(

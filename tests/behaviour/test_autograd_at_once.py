@@ -151,7 +151,7 @@ def test_backward_passes_that_overlap_for_sure(trio: list[Agent], gate: Gate) ->
 def test_worker_threads_are_not_used_up_by_passes_that_wait(
     start: Callable[..., list[Agent]], gate: Gate
 ) -> None:
-    """More passes go through w1 to w2, and stay there, than w1 has threads."""
+    """Send more passes through w1 to w2, where they stay, than w1 has threads."""
     agents = start(3, num_worker_threads=2)
     shared = Shared()
 

@@ -183,7 +183,7 @@ def test_calls_outside_of_a_context_are_not_linked(pair: list[Agent]) -> None:
 
 
 def test_answer_that_arrives_after_the_end_is_not_linked(pair: list[Agent], gate: Gate) -> None:
-    """And revives nothing, here or there."""
+    """Revive nothing, here or there."""
     run = DistributedRun()
     weights(run, x="w0", w="w1")
     with dist_autograd.context() as run.context_id:
@@ -221,7 +221,7 @@ def nested_after_gate(gate: Gate, run: Run, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_tensor_of_one_context_is_no_part_of_another(pair: list[Agent]) -> None:
-    """Its graph elsewhere belongs to the first, which may have ended: never wrong gradients."""
+    """Give no wrong gradients: the graph belongs to the first context, which may have ended."""
     run = DistributedRun()
     weights(run, x="w0", w="w1")
     with dist_autograd.context() as run.context_id:

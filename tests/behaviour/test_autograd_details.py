@@ -96,7 +96,7 @@ def call_in_hook(run: Run, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_hook_that_makes_calls(pair: list[Agent]) -> None:
-    """Also to the worker that waits for the pass."""
+    """Call also the worker that waits for the pass."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", w="w1")
@@ -154,7 +154,7 @@ def test_many_tensors_in_a_message(pair: list[Agent]) -> None:
 
 
 def test_one_worker_thread_is_enough(start: Callable[..., list[Agent]]) -> None:
-    """For graphs of shared parts that go back and forth, and for several at once."""
+    """Run graphs of shared parts that go back and forth, and several at once."""
     agents = start(3, num_worker_threads=1)
 
     def program(run: Run) -> Any:

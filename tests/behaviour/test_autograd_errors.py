@@ -177,7 +177,7 @@ def test_error_that_torch_raises(pair: list[Agent]) -> None:
 @each_way
 @pytest.mark.parametrize("route", ROUTES)
 def test_context_goes_on_after_an_error(trio: list[Agent], route: str, way: Any) -> None:
-    """As in PyTorch: with the graph retained, the pass can be tried again."""
+    """Try the pass again with the graph retained, as in PyTorch."""
     run = start_run(way)
     places = ROUTES[route]
     fuse = Fuse(ValueError("planted"))
@@ -261,7 +261,7 @@ def test_errors_on_two_workers_at_once(trio: list[Agent]) -> None:
 
 
 def test_context_that_ends_during_its_backward_pass(pair: list[Agent], gate: Gate) -> None:
-    """In another thread: `backward` raises, and the context is gone."""
+    """End the context in another thread: `backward` raises, and the context is gone."""
     run = DistributedRun()
     weights(run, x="w0", c="w1")
     ends, ended = threading.Event(), threading.Event()
@@ -390,7 +390,7 @@ def test_a_call_outside_of_a_context_warns_once_that_no_gradient_comes_back(
 def test_pass_whose_end_a_ctrl_c_cuts_ends_at_once(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, cut: str
 ) -> None:  # BWD-5
-    """It comes after the machine has said that the pass is over, and before that is done."""
+    """Interrupt after the machine has said that the pass is over, and before that is done."""
     carry_out = Pass._carry_out
     interrupted = []
 

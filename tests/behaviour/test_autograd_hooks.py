@@ -16,7 +16,7 @@ from farcall.runtime.agent import Agent
 
 
 def bent(gradient: torch.Tensor) -> torch.Tensor:
-    """Of the whole gradient something else than of its parts."""
+    """Return a function of the whole gradient that differs from the sum of those of its parts."""
     return gradient.square() * gradient.sign() + 0.5
 
 

@@ -75,7 +75,7 @@ class Watch(Here):
             return dict(+self._alive)
 
     def wait_until_gone(self, *, collect: bool = False) -> None:
-        """Until all is gone. With `collect` garbage collection may help: tracebacks hold much."""
+        """Wait until all is gone. `collect` lets garbage collection help: tracebacks hold much."""
         deadline = time.monotonic() + PATIENCE
         with self._changed:
             while self.alive:
@@ -103,7 +103,7 @@ class _Watched(torch.autograd.Function):
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """Without the garbage collector: memory must go when it is not needed, not later."""
+    """Watch without the garbage collector: memory must go when it is not needed, not later."""
     gc.collect()
     gc.disable()
     yield Watch()

@@ -17,7 +17,7 @@ each_mode = pytest.mark.parametrize("mode", ["smart", "fast"])
 
 
 def three(run: Run, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three results of three leaves of w1."""
+    """Return three results of three leaves of w1."""
     return x * run["a"], x + run["b"].sin(), x - run["c"].cos()
 
 
@@ -294,7 +294,7 @@ def test_unknown_mode(pair: list[Agent], mode: Any) -> None:
 
 
 def test_unused_parts_are_not_run(pair: list[Agent]) -> None:
-    """Neither their nodes nor their hooks, and their leaves have no gradient."""
+    """Run neither their nodes nor their hooks, and give their leaves no gradient."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", a="w1", b="w1")

@@ -85,7 +85,7 @@ def test_recurrent_network_on_the_callee_with_its_state_on_the_caller(pair: list
 
 
 def test_tied_weights(pair: list[Agent]) -> None:
-    """One parameter under two names, in two modules of one worker."""
+    """Use one parameter under two names, in two modules of one worker."""
 
     def program(run: Run) -> Any:
         encoder = run.module("w1", "encoder", torch.nn.Embedding(6, 3, dtype=torch.float64))
@@ -158,7 +158,7 @@ def test_checkpoint_with_a_result_used_on_two_ways(trio: list[Agent]) -> None:
 def test_reentrant_checkpoint_is_right_or_an_error_that_says_so(
     pair: list[Agent], way: Any
 ) -> None:
-    """It runs `Tensor.backward` inside of the backward pass, which fills `.grad`."""
+    """Run `Tensor.backward` inside of the backward pass, which fills `.grad`."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0")
@@ -230,7 +230,7 @@ def test_autocast_on_both_around_backward(pair: list[Agent]) -> None:
 
 
 def test_no_grad_around_a_call(pair: list[Agent]) -> None:
-    """Nothing links the result to the callee's graph, and nothing the callee's to ours."""
+    """Link neither the result to the callee's graph, nor anything of the callee's to ours."""
 
     def program(run: Run) -> Any:
         weights(run, x="w0", w="w1")
@@ -437,7 +437,7 @@ def test_result_changed_in_place_before_it_was_recorded(
 def test_argument_of_a_caller_that_waits_is_recorded_before_it_goes_on(
     pair: list[Agent], monkeypatch: pytest.MonkeyPatch, call: Way
 ) -> None:
-    """So it needs no copy: whatever the caller changes, it changes afterwards."""
+    """Make no copy: whatever the caller changes, it changes afterwards."""
     recorded: list[int] = []
     record = Autograd.record
 

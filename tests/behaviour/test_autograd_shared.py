@@ -192,7 +192,7 @@ def test_each_node_runs_once_when_many_calls_share_parts(trio: list[Agent]) -> N
 
 
 def split_and_send(run: Run, x: torch.Tensor) -> torch.Tensor:
-    """One node with several outputs: some used here, some sent, one not used."""
+    """Split one node into several outputs: some are used here, some sent, one not used."""
     first, second, third, _ = run.node(x * run["a"], "before split").unbind()
     sent = run.call("w2", torch.sin, second)
     return run.call("w2", torch.mul, sent, third) + first + second

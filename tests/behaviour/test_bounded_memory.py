@@ -73,7 +73,7 @@ def tables(agent: Agent) -> dict[str, int]:
 
 
 def wait_until_small(*agents: Agent, at_most: int = 8) -> None:
-    """Until all tables are small. A few entries may be there, such as numbers that are free."""
+    """Wait until all tables are small. Some entries may stay, such as free numbers."""
 
     def sizes() -> list[tuple[str, str, int]]:
         return [
@@ -91,7 +91,7 @@ def wait_until_small(*agents: Agent, at_most: int = 8) -> None:
 
 @contextlib.contextmanager
 def dials_that_fail(agent: Agent, error: Callable[[], Exception]) -> Iterator[None]:
-    """Inside the block no link of this agent comes about."""
+    """Let no link of this agent come about inside the block."""
     connect, linked = agent.endpoint.connect, agent.endpoint.linked
 
     def fail(*_: Any) -> Any:

@@ -24,7 +24,7 @@ FOREVER = {"timeout": 0}
 
 @pytest.fixture
 def flooded(start: Callable[..., list[Agent]], gate: Gate) -> list[Agent]:
-    """Of three workers w1 has more requests of w0 than it takes. The gate lets them run."""
+    """Return three workers: w1 has more requests of w0 than it takes, until the gate opens."""
     agents = start(3, num_worker_threads=2, bounds=Bounds(queued_bytes=BOUND))
     for _ in range(COUNT):
         rpc.rpc_async("w1", pass_by, args=(gate, b"x" * SIZE), **FOREVER)
@@ -88,7 +88,7 @@ def go_on(depth: int, name: str) -> int:
 def test_nested_calls_that_have_all_threads_hear_of_each_other(
     start: Callable[..., list[Agent]],
 ) -> None:
-    """Without timeouts: requests that wait unread behind others would never be answered."""
+    """Call without timeouts: requests that wait unread behind others would never be answered."""
     start(2, num_worker_threads=4, max_threads=8, bounds=Bounds(queued_requests=2))
     futures = [rpc.rpc_async("w1", go_on, args=(3, "w1"), **FOREVER) for _ in range(60)]
     for future in futures:

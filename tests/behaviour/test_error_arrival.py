@@ -279,7 +279,7 @@ def fail_at(gate: Gate) -> None:
 
 
 def test_error_that_a_caller_waits_for_is_shown_once(pair: list[Agent], gate: Gate) -> None:
-    """Its answer is made where the function ends, which handles that very error."""
+    """Show the error once, though its answer is made where the function ends and handles it."""
     rref = rpc.remote("w1", fail_at, args=(gate,))
     gate.wait_for_arrivals()
 

@@ -19,7 +19,7 @@ from farcall.runtime.agent import Agent
 
 @pytest.fixture(autouse=True)
 def _without_collector() -> Iterator[None]:
-    """Whatever waits for the garbage collector holds values, and memory, for an unknown time."""
+    """Turn the garbage collector off, which holds values, and memory, for an unknown time."""
     gc.collect()
     gc.disable()
     yield

@@ -55,7 +55,7 @@ def test_own_work_goes_on_beside_a_flood(start: Callable[..., list[Agent]], gate
 
 
 def test_there_are_only_so_many_guests(start: Callable[..., list[Agent]], gate: Gate) -> None:
-    """With four places one function more may run, from whichever caller."""
+    """Let one function more run beside four places, from whichever caller."""
     agents = start(4, num_worker_threads=4)
     flood = [rpc.rpc_async("w1", wait_at, args=(gate, n)) for n in range(8)]
     gate.wait_for_arrivals(4)

@@ -225,7 +225,7 @@ MODULES = ("farcall", "farcall.rpc", "farcall.autograd", "farcall.nn", "farcall.
 
 
 def takers() -> Iterator[str]:
-    """Whatever of the public functions and methods takes a reference."""
+    """Yield the names of the public functions and methods that take a reference."""
     for name, _ in inspect.getmembers(rpc.RRef, callable):
         if (name[0] != "_" and name != "of") or name == "_get_type":  # `of` makes one
             yield f"RRef.{name}"

@@ -74,7 +74,7 @@ VALUES = {member: _classes_of(member, Plain) for member in METHODS}
 
 
 def on(transport: str, classes: dict[type[BaseException], type]) -> list[type]:
-    """Those that are tried there: errors of every kind, and each of the others on one transport."""
+    """Return the classes to try there: of every kind, each other one on one transport."""
     other = SystemExit if transport == "inproc" else KeyboardInterrupt
     return [classes[ValueError], classes[other]]
 

@@ -122,7 +122,7 @@ IMPOSTORS: list[Impostor] = [
 def test_nobody_without_the_secret_declares_a_worker_dead(
     start: Callable[..., list[Agent]], impostor: Impostor, scheme: str
 ) -> None:
-    """With the worker's incarnation, which is in the store, it connects and closes.
+    """Connect with the worker's incarnation, which is in the store, and close.
 
     Over TCP it has no certificate, and over Unix sockets, where none is needed, no proof.
     """
@@ -195,7 +195,7 @@ def test_a_newcomer_takes_no_name_from_one_that_lives_where_workers_come_and_go(
 def test_a_newcomer_has_the_name_that_the_store_says_it_has(
     start: Callable[..., list[Agent]],
 ) -> None:
-    """It came back, and the end of the one before has not been noticed here."""
+    """Let it come back, while the end of the one before has not been noticed here."""
     stored: dict[object, Worker] = {}
     w0, _ = start(2, secret=SECRET, find=lambda key, deadline: stored.get(key))
     again = Worker("w1", 1, new_incarnation(), ("tcp://127.0.0.1:1",), "here", 1)

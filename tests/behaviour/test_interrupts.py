@@ -51,7 +51,7 @@ def backward() -> None:
 
 
 def check(agents: list[Agent], where: str) -> None:
-    """From another thread, so that a lock that the interrupted one still holds is noticed."""
+    """Check from another thread, so that a lock of the interrupted one is noticed."""
 
     def work() -> None:
         with acting_as(agents[0]):

@@ -46,7 +46,7 @@ def enter(manager: Any) -> None:
 
 
 def device_types() -> list[str]:
-    """Those that have autocast, by torch's own list."""
+    """Return the types of devices that have autocast, by torch's own list."""
     names = []
     for label in torch._C._autograd.DeviceType.__members__:
         name = "privateuseone" if label == "PrivateUse1" else label.lower()
@@ -291,7 +291,7 @@ def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.mark.skipif(thread_state.ThreadState is None, reason="nothing was compiled")
 def test_where_torch_keeps_its_state_is_found() -> None:
-    """Else torch is asked each time, which is slower. A new version of torch may change that."""
+    """Find the state, or torch is asked each time, which is slower. A new torch may change that."""
     state = thread_state.Restorer(thread_state.float_control()).state
     assert isinstance(state, thread_state.ThreadState)
     assert 0 < state.watched_bytes <= 1024
@@ -430,7 +430,7 @@ def by_dropped_callback(name: str) -> None:
 
 
 def check_neighbours(name: str) -> None:
-    """Of two callbacks of a future the first sets something."""
+    """Let the first of two callbacks of a future set something."""
     with in_threads(probe) as expected:
         pass
     gate = Gate()  # a callback that is added to a future which is done runs here
@@ -536,7 +536,7 @@ def test_a_finalizer_does_not_see_what_another_one_set(pair: list[Agent]) -> Non
 
 
 def run_isolated(own: isolation.Isolation, function: Callable[[], None]) -> None:
-    """As the executor does."""
+    """Run a function isolated, as the executor does."""
     own.state.run(own.context, function, own.put_back)
 
 

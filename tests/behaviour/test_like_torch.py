@@ -117,7 +117,7 @@ def fail_after_a_call(to: str) -> None:
 def test_first_call_meets_an_agent_that_is_like_torchs(
     transport: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Others may call as soon as there is an agent, and before `init_rpc` goes on."""
+    """Call as soon as there is an agent, and before `init_rpc` goes on."""
 
     def made(*args: Any, **options: Any) -> Agent:
         agent = Agent(*args, **options)

@@ -35,7 +35,7 @@ def nested(to: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def wait_until_made(caller: Agent, count: int) -> None:
-    """Until so many calls go on: a call that begins after the end is refused, not cancelled."""
+    """Wait until so many calls go on: a call after the end is refused, not cancelled."""
     wait_until(lambda: len(caller.completion.open_calls()) == count)
 
 

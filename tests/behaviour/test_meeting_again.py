@@ -23,7 +23,7 @@ TIMES = 3
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who are lost are looked for at once."""
+    """Let searches for lost workers begin at once."""
     monkeypatch.setattr(searching, "FIRST_SECONDS", 0.0)
 
 
@@ -32,7 +32,7 @@ def fetch(reference: Any) -> Any:
 
 
 def part(one: Agent, other: Agent) -> None:
-    """One worker takes another for dead, and the other hears of that."""
+    """Let one worker take another for dead, and the other hear of that."""
     first, second = one.directory.resolve(other.me.name), other.directory.resolve(one.me.name)
     one.losses.lose(first, "a test said so")
     wait_until(lambda: second.lost is not None)
@@ -167,7 +167,7 @@ def test_nobody_looks_for_whoever_has_left(pair: list[Agent]) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_whoever_was_forgotten_is_met_again(start: Callable[..., list[Agent]]) -> None:
-    """One has lost the other, which has forgotten that there was anybody."""
+    """Lose a worker that has forgotten its loser."""
     agents = start(2, find=lambda name, deadline: None)
     first, second = agents
     peer, other = first.directory.resolve("w1"), second.directory.resolve("w0")

@@ -46,7 +46,7 @@ def store() -> Store:
 
 @pytest.fixture
 def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
-    """Three: the first has a link to the second, and does not know the third."""
+    """Return three agents: the first has a link to the second, and does not know the third."""
     agents = start(3, find=store.find)
     first, _, third = agents
     forget(first, third.me)
@@ -130,7 +130,7 @@ def test_who_was_lost_is_not_found_again(agents: list[Agent]) -> None:
 
 
 def test_one_that_came_back_is_found(agents: list[Agent]) -> None:
-    """It has another incarnation; a member has met it, and this worker knows the old one only."""
+    """Find it by its new incarnation, which a member has met; this worker knows only the old."""
     first, _, third = agents
     before = msgspec.structs.replace(third.me, incarnation=new_incarnation(), addresses=("gone:1",))
     peer = first.directory.add(before)

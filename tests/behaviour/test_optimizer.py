@@ -138,7 +138,7 @@ def test_owner_without_a_part_in_the_forward_pass_is_skipped(trio: list[Agent]) 
 
 
 def test_step_outside_of_the_block_that_opened_the_context(trio: list[Agent]) -> None:
-    """As from another thread: `acting_as` leaves the context, too."""
+    """Step as from another thread: `acting_as` leaves the context, too."""
     model = Model()
     optimizer = DistributedOptimizer(optim.SGD, model.rrefs, lr=0.1)
     local = optim.SGD(model.here, lr=0.1)

@@ -71,7 +71,7 @@ def test_no_update_is_lost_when_trainers_share_an_optimizer(
 def test_no_update_is_lost_when_each_trainer_has_an_optimizer(
     start: Callable[..., list[Agent]],
 ) -> None:
-    """As in PyTorch's parameter server tutorial."""
+    """Update as PyTorch's parameter server tutorial does."""
     start(4)
     rrefs = parameters()
     optimizers = [DistributedOptimizer(optim.SGD, rrefs, lr=1.0) for _ in TRAINERS]
@@ -200,7 +200,7 @@ def test_steps_are_at_once_in_hogwild(pair: list[Agent]) -> None:
 
 
 def test_first_steps_are_one_after_the_other_in_hogwild(pair: list[Agent]) -> None:
-    """Both would begin to fill the state, and one would find it half made."""
+    """Let one begin to fill the state first: the other would find it half made."""
     rrefs = [rpc.remote("w1", make_parameter, args=(torch.zeros(2),)) for _ in range(2)]
     optimizer = DistributedOptimizer(Sociable, rrefs, lr=1.0, hogwild=True)
     empty = optimizer.state_dict()
@@ -291,7 +291,7 @@ def test_step_between_anothers_forward_and_backward_is_allowed_in_hogwild(
 
 
 def test_hyperparameters_change_in_the_order_in_which_they_were_set(pair: list[Agent]) -> None:
-    """Many threads step with one handle, while its rate changes."""
+    """Step with one handle in many threads, while its rate changes."""
     rref = rpc.remote("w1", make_parameter, args=(torch.zeros(2),))
     optimizer = DistributedOptimizer(optim.SGD, [rref], lr=1.0)
     agent = current_agent()

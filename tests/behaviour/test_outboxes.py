@@ -148,7 +148,7 @@ def test_what_needs_no_answer_does_not_wait(
 def test_a_call_that_waits_for_its_answer_overtakes_nothing(
     pair: list[Agent], stuck: Stuck
 ) -> None:
-    """Its reference is made by a request that waits."""
+    """Use a reference that is made by a request that waits."""
     made = rpc.remote("w1", Account, args=(5,), **FOREVER)
     with in_threads(lambda: made.rpc_sync(timeout=0).deposit(1)) as results:
         wait_until(lambda: len(pair[0].directory.resolve("w1").outbox) > 0)
@@ -269,7 +269,7 @@ def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck:
 def test_callbacks_of_calls_that_could_not_be_sent_may_call(
     pair: list[Agent], error: type[Exception]
 ) -> None:
-    """Also to the same worker: they don't run in the thread that sends to it."""
+    """Call also the same worker: callbacks don't run in the thread that sends to it."""
     connect, linked = pair[0].links.connect, pair[0].links.linked
     may_fail = Gate()
 
@@ -338,7 +338,7 @@ class Answered:
 def unread(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Answered]:
-    """Of three workers the second, whose answers to the first one wait."""
+    """Yield the second of three workers, whose answers to the first one wait."""
     agents = start(3, num_worker_threads=2, bounds=Bounds(4 << 20))
     made = Answered(agents, monkeypatch)
     yield made
@@ -432,7 +432,7 @@ def test_answers_that_wait_beyond_their_deadline_end(unread: Answered) -> None:
 def test_values_that_stay_here_are_made_for_a_caller_that_does_not_read(
     unread: Answered,
 ) -> None:
-    """Others may wait for them."""
+    """Make them, since other workers may wait for them."""
     _ = ask_for_much(unread)
     made = rpc.remote("w1", Account)
     owner = unread.agents[1].references

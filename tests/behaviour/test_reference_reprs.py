@@ -110,7 +110,7 @@ def test_of_one_that_was_never_made() -> None:
 
 
 def test_it_takes_no_lock_and_sends_nothing(pair: list[Agent]) -> None:
-    """As in a signal handler, which may interrupt farcall inside any of its locks."""
+    """Look as a signal handler does, which may interrupt farcall inside any of its locks."""
     own = rpc.RRef(5)
     other = rpc.remote("w1", int, args=(5,))
     other.to_here()

@@ -74,7 +74,7 @@ def test_a_member_stands_for_its_worker(group: OpenGroup) -> None:
 
 @pytest.mark.usefixtures("boss")
 def test_one_that_left_or_died_is_no_worker(group: OpenGroup) -> None:
-    """They were never called, so no link tells of their end."""
+    """End workers that were never called, so that no link tells of their end."""
     leaves, dies = group.join("leaves"), group.join("dies")
     leaves.shutdown()
     die(dies)

@@ -115,7 +115,7 @@ def keepers(agent: Agent) -> list[str]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who are lost are looked for soon and often."""
+    """Let searches for lost workers begin soon and repeat often."""
     monkeypatch.setattr(searching, "FIRST_SECONDS", 0.02)
     monkeypatch.setattr(searching, "MOST_SECONDS", 0.02)
 

@@ -31,7 +31,7 @@ SMALL = Limits(meta=40_000, body=60_000, buffers=5, buffer=100_000, frame=300_00
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any agent is made: what receivers take."""
+    """Limit what receivers take, before any agent is made."""
     monkeypatch.setattr(frames, "SENDING_LIMITS", SMALL)
 
 

@@ -47,7 +47,7 @@ class Store:
 
 @pytest.fixture
 def store(trio: list[Agent]) -> Store:
-    """Of w1, which does not know w2."""
+    """Return the store of w1, which does not know w2."""
     return Store(trio[1], trio[2].me)
 
 
@@ -70,7 +70,7 @@ def test_owner_that_can_not_be_looked_up_is_not_dead(trio: list[Agent], store: S
 
 
 def test_owner_that_is_not_there_yet_is_not_dead(trio: list[Agent], store: Store) -> None:
-    """It may be that the store was restarted, and the owner has not told it yet."""
+    """Take the owner for alive: the store may be restarted, and not know the owner yet."""
     reference = rpc.remote("w2", echo, args=(3,))
     store.worker, worker = None, store.worker
     with pytest.raises(OwnerDied, match="not in the group any more"):

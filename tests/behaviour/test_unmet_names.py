@@ -32,7 +32,7 @@ def store() -> Store:
 
 @pytest.fixture
 def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
-    """Two, of which the first does not know the second."""
+    """Return two agents, of which the first does not know the second."""
     agents = start(2, find=store.find)
     store.part(agents[0], agents[1].me)
     return agents

@@ -43,7 +43,7 @@ def store() -> Store:
 
 @pytest.fixture
 def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
-    """Three, of which the first does not know the second."""
+    """Return three agents, of which the first does not know the second."""
     agents = start(3, find=store.find)
     store.part(agents[0], agents[1].me)
     for agent in agents:

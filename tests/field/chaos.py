@@ -76,7 +76,7 @@ class Worker:
             signal.pidfd_send_signal(self._process, number)
 
     def overruns(self) -> list[tuple[float, str]]:
-        """Of calls that were late or had no outcome: seconds after the deadline, without stops."""
+        """Return how late each late call was, in seconds after its deadline, without stops."""
         late = [(each.kind, each.began, each.ended) for each in self.ledger.late()]
         end = self.died or time.monotonic()
         late += [("no outcome", began, end) for began in self.ledger.running()]
@@ -86,7 +86,7 @@ class Worker:
         ]
 
     def _stood(self, began: float, ended: float) -> float:
-        """For how many of these seconds the process was stopped."""
+        """Return for how many of these seconds the process was stopped."""
         return sum(max(0.0, min(end, ended) - max(start, began)) for start, end in self.stops)
 
     def is_member(self, patience: float = 0.0) -> bool:

@@ -41,7 +41,7 @@ def wait_long(value: torch.Tensor | None = None) -> None:
 
 
 def median() -> float:
-    """Of calls without content, in seconds: bursts, since a flood may come and go."""
+    """Return the median of calls without content, in seconds, in bursts: floods come and go."""
     times = []
     for _ in range(BURSTS):
         for _ in range(CALLS):
@@ -95,7 +95,7 @@ def send_big_requests(seconds: float) -> int:
 
 
 def flood_without_pause() -> None:
-    """From a thread: requests without content, always 100 of them open."""
+    """Send requests without content from a thread, always with 100 of them open."""
 
     def flood() -> None:
         while _flooding.is_set():

@@ -93,7 +93,7 @@ class Ledger:
         return [Late(*json.loads(line)) for line in lines]
 
     def running(self) -> list[float]:
-        """When the calls began that have no outcome."""
+        """Return when the calls began that have no outcome."""
         return [float(began) for began in self._rows()[:, 0] if began]
 
     def unexpected(self) -> str:

@@ -94,7 +94,7 @@ def growth(samples: list[Memory]) -> float:
 
 
 def shares(total: int, rounds: int) -> list[int]:
-    """For each round, a worker's part of what all make."""
+    """Return, for each round, a worker's part of the calls that all make."""
     whole = -(-total // WORKERS)
     return [whole * (n + 1) // rounds - whole * n // rounds for n in range(rounds)]
 

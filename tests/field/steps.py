@@ -51,7 +51,7 @@ def lost_at() -> list[float]:
 
 
 def wait_for_loss(patience: float) -> list[float]:
-    """When each was declared dead, as soon as one was."""
+    """Return when each worker was declared dead, as soon as one was."""
     end = time.monotonic() + patience
     while not _lost_at and time.monotonic() < end:
         time.sleep(0.05)

@@ -41,7 +41,7 @@ def one() -> int:
 
 
 def call_steadily(others: list[str]) -> None:
-    """From a thread: call each of these again and again."""
+    """Call each of these again and again, from a thread."""
 
     def run() -> None:
         while not _resting.is_set():

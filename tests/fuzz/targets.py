@@ -346,7 +346,7 @@ FILES = tempfile.TemporaryDirectory()  # of certificates, as long as this proces
 
 @functools.cache
 def certified() -> tuple[Signer, bytes]:
-    """One that signs with a certificate, and its signature.
+    """Return a signer with a certificate, and its signature.
 
     The key is one of Ed25519: a second signature of the same data can't be made without it.
     """

@@ -22,7 +22,7 @@ _CLEARED = (
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what would tell a launcher or a worker something."""
+    """Return this process's environment, without the variables of a launcher or a worker."""
     own = {
         name: value
         for name, value in os.environ.items()

@@ -119,7 +119,7 @@ def leave_and_settle(before: Held) -> Differences:
 
 
 def _step() -> None:
-    """One of the steps after which this process is to die; see `run_load`."""
+    """Count one of the steps after which this process is to die; see `run_load`."""
     if _mortal.is_set():
         try:
             _steps_left.pop()
@@ -158,7 +158,7 @@ def bounce(back: str, size: int, times: int) -> int:
 
 
 def _size(draw: random.Random) -> int:
-    """Of a float tensor: within a frame, in one segment or stripe, in several."""
+    """Return the size of a float tensor: within a frame, in one segment or stripe, in several."""
     return draw.choice((10, 3_000, 16_000, 60_000, 300_000, 1_000_000))
 
 

@@ -73,7 +73,7 @@ class Network:
         self._forward("1")
 
     def cut(self) -> None:
-        """From now on everything that one host sends to the other is lost, without a word."""
+        """Lose everything that one host sends to the other from now on, without a word."""
         self._forward("0")
 
     def _forward(self, value: str) -> None:

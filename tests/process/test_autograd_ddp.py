@@ -47,7 +47,7 @@ def check_equal(
 
 
 def averaged(found: Sequence[Gradients]) -> Gradients:
-    """Over the trainers; one that has no gradient of a parameter counts as zero."""
+    """Return the average over the trainers; a missing gradient counts as zero."""
     return [
         sum(one for one in parts if one is not None) / TRAINERS  # type: ignore[misc]
         if any(one is not None for one in parts)
@@ -118,7 +118,7 @@ def test_no_sync_and_several_passes(group: Group, passes: list[str], is_averaged
 
 
 def test_modules_that_are_replicated_and_modules_that_are_not(group: Group) -> None:
-    """With hooks on the leaves of both, which see what one trainer has, once."""
+    """Hook the leaves of both: each hook sees one trainer's gradient, once."""
     alone = [gradients_alone("PartlyReplicated", rank, 1) for rank in range(TRAINERS)]
     group.run(begin_program, "PartlyReplicated", {})
     found = group.run(gradients, [""])
@@ -130,7 +130,7 @@ def test_modules_that_are_replicated_and_modules_that_are_not(group: Group) -> N
 
 
 def local_and_distributed(rank: int) -> tuple[Gradients, Gradients, Gradients]:
-    """Of a replica alone: by `Tensor.backward`, by a context, and by `Tensor.backward` again."""
+    """Return a replica's gradients by `Tensor.backward`, by a context, and the former again."""
     module = torch.nn.parallel.DistributedDataParallel(layer(2))
     x = torch.full((3, 6), 1.0 + rank, dtype=torch.float64)
     found = []
@@ -165,7 +165,7 @@ def uneven(rank: int) -> list[Gradients]:
 
 
 def test_uneven_inputs(group: Group) -> None:
-    """As in PyTorch: a rank without more inputs takes part with gradients of zero."""
+    """Let a rank without more inputs take part with gradients of zero, as in PyTorch."""
     alone = [gradients_alone("Program", rank, 1) for rank in range(TRAINERS)]
     group.run(begin_program, "Program", {})
     first, second = group.run(uneven)
@@ -226,7 +226,7 @@ def test_sigkill_of_a_trainer_ends_the_average_of_the_other_in_an_error(group: G
 
 
 def begin_again() -> None:
-    """Without replicas the trainer and the server go on."""
+    """Let trainer and server go on without replicas."""
     x = torch.ones(6, dtype=torch.float64, requires_grad=True)
     distributed.destroy_process_group()
     with dist_autograd.context() as context_id:

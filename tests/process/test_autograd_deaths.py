@@ -97,7 +97,7 @@ def weight() -> torch.Tensor:
 
 
 def pass_on(route: list[str], victim: str, x: torch.Tensor) -> torch.Tensor:
-    """Along the route; the backward function of the victim never ends."""
+    """Pass on along the route; the backward function of the victim never ends."""
     h = Watched.apply(x * weight(), rpc.get_worker_info().name)
     if rpc.get_worker_info().name == victim:
         h.register_hook(wait_for_ever)
@@ -292,7 +292,7 @@ def wait_for_steps(root: str, count: int) -> None:
 
 
 def test_worker_that_comes_back_is_no_part_of_old_contexts(crew: Crew) -> None:
-    """In a group that workers join at will: its successor knows nothing of the lost one's graph."""
+    """Let a successor join at will, which knows nothing of the lost one's graph."""
     root, lost, new = crew.members(3)
     for member in (root, lost):
         member.run(join, member.name, -1, None, crew.init_method)
@@ -313,7 +313,7 @@ def test_worker_that_comes_back_is_no_part_of_old_contexts(crew: Crew) -> None:
 
 
 def set_timeout(seconds: float) -> None:
-    """Of all calls of this process from now on."""
+    """Set the timeout of all calls of this process from now on."""
     agent = default_agent()
     assert agent is not None
     agent.status.rpc_timeout = seconds

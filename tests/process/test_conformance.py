@@ -25,7 +25,7 @@ HURRIED = {"RpcTest.test_set_and_get_default_rpc_timeout"}
 
 
 def part_of(tests: list[str]) -> list[str]:
-    """Those whose hash says so, and of each class the one with the smallest hash."""
+    """Return the tests whose hash says so, and of each class the one with the smallest."""
     numbers = {test: int(hashlib.sha256(test.encode()).hexdigest(), 16) for test in tests}
     first: dict[str, str] = {}
     for test in sorted(tests, key=numbers.__getitem__):

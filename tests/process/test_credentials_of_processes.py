@@ -235,7 +235,7 @@ def test_a_forked_child_has_the_secret(crew: Crew, tmp_path: Path) -> None:
 
 
 def fork_and_listen(init_method: str) -> int:
-    """In a child, listen where only a worker that was given a secret does."""
+    """Listen, in a forked child, where only a worker that was given a secret does."""
     rpc.shutdown()
     pid = os.fork()
     if pid == 0:

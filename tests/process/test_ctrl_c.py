@@ -246,7 +246,7 @@ def wait_for(arrived: Path) -> None:
 
 
 def wait_until_it_hears(member: Member) -> None:
-    """Until the member is in `hear`: Ctrl-C that comes before is ignored, and lost."""
+    """Wait until the member is in `hear`: Ctrl-C that comes before is ignored, and lost."""
     status = Path(f"/proc/{member.process.pid}/status")
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -259,7 +259,7 @@ def wait_until_it_hears(member: Member) -> None:
 
 
 def wait_until_blocked(member: Member) -> None:
-    """Until the member's main thread sleeps. If it goes on after all, Ctrl-C finds it elsewhere."""
+    """Wait until the member's main thread sleeps. If it goes on, Ctrl-C finds it elsewhere."""
     pid = member.process.pid
     stat = Path(f"/proc/{pid}/task/{pid}/stat")
     deadline = time.monotonic() + PATIENCE
@@ -368,7 +368,7 @@ def call_later(to: str, function: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_graceful_shutdown(crew: Crew, transport: str) -> None:
-    """It ends, and so does the group; a second one has nothing to end."""
+    """End it and the group; a second Ctrl-C has nothing to end."""
     one, other = crew.group(2, transports=[transport])
     check_that_all_works(one, other)
     other.start(hear, leave)
@@ -420,7 +420,7 @@ def wait_and_leave(arrived: str) -> None:
 @pytest.mark.parametrize("kind", ["file", "host", "closed", "silent", "resolver"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_init_rpc(crew: Crew, kind: str, transport: str) -> None:
-    """In each of its phases; afterwards another one succeeds."""
+    """Interrupt it in each of its phases; afterwards another one succeeds."""
     member = crew.member()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -102,7 +102,7 @@ def read(reference: rpc.RRef[list[int]], more: int) -> list[int]:
 
 
 def leave_calls(to: str) -> None:
-    """If one of these waited for the store it would wait forever."""
+    """Leave calls: if one of these waited for the store it would wait forever."""
     reference = rpc.remote(to, operator.add, args=([], [1]), timeout=0)
     futures = [
         rpc.rpc_async(to, read, args=(reference, 2), timeout=0),

@@ -48,7 +48,7 @@ def fail_at_two(number: int) -> int:
 
 
 def first_waits_for_last(number: int) -> int:
-    """Only if another worker takes all other items does the first one end."""
+    """Wait, as the first item, until another worker has taken all other items."""
     if number == 0:
         rpc.rpc_sync("main", pass_gate)
     if number == 9:

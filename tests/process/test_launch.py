@@ -91,7 +91,7 @@ print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}))
 
 
 def shown(stdout: str) -> dict[str, dict[str, str]]:
-    """By worker, what `SHOWS` printed."""
+    """Return the output of `SHOWS`, by worker."""
     lines = [line.partition(" | ") for line in stdout.splitlines()]
     return {name: json.loads(text) for name, _, text in lines}
 

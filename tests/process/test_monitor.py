@@ -134,7 +134,7 @@ def test_metrics_of_a_group_are_printed_and_served(tmp_path: Path) -> None:
 
 
 def report_of(name: str, pid: int) -> WorkerReport:
-    """As soon as this worker answers within the second that it has."""
+    """Return the report as soon as this worker answers within its second."""
     for answer in patiently(lambda: ask_all().of_group(pid)):
         for one in answer.reports:
             if one.name == name:

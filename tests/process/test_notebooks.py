@@ -47,7 +47,7 @@ def text_of(output: Any) -> str:
 
 
 def test_a_notebook_has_its_first_result_after_five_lines(tmp_path: Path) -> None:
-    """Its function is one of a cell, what it prints is in the cell, and it may be redefined."""
+    """Define a function in a cell, print into the cell, and define the function anew."""
     start = """\
 import farcall
 group = farcall.local(2)

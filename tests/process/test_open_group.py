@@ -60,7 +60,7 @@ def value_of(reference: rpc.RRef[torch.Tensor]) -> torch.Tensor:
 
 
 def train(owners: list[str]) -> list[float]:
-    """Two steps of w = w - gradient, for a parameter on each owner; the parameters after that."""
+    """Make two steps of w = w - gradient for a parameter of each owner; return the parameters."""
     rpc.wait_for(*owners)
     references = [rpc.remote(owner, parameter, (10.0,)) for owner in owners]
     optimizer = DistributedOptimizer(torch.optim.SGD, references, lr=1.0)
@@ -77,7 +77,7 @@ def train(owners: list[str]) -> list[float]:
 
 
 def train_through_a_death(owners: list[str], dies: str) -> list[float]:
-    """Three steps as of `train`. A worker that has no part in it dies during the second."""
+    """Make three steps as `train` does, while a worker without a part in it dies."""
     rpc.wait_for(*owners, dies)
     gone = threading.Event()
     rpc.on_leave(lambda event: gone.set() if event.worker.name == dies else None)

@@ -92,7 +92,7 @@ def test_library_for_tls_is_imported_at_the_start_of_workers_that_need_it(
 
 
 def together(crew: Crew, *options: dict[str, Any]) -> list[set[str]]:
-    """Two workers with these options call each other both ways: what the links of each take."""
+    """Return the paths of links between two workers with these options, which call both ways."""
     members = crew.members(2)
     for rank, (member, own) in enumerate(zip(members, options, strict=True)):
         member.start(join, member.name, rank, 2, crew.init_method, **own)

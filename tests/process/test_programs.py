@@ -94,7 +94,7 @@ def test_functions_of_main_reach_another_program_by_value(start: Start, tmp_path
 
 
 def test_programs_without_shutdown_end(start: Start, tmp_path: Path) -> None:
-    """They come to their end, raise or exit; also while a function still runs."""
+    """End by coming to the end, by raising or by exit; also while a function still runs."""
     expected = {"ends": 0, "raises": 1, "exits": 5}
     running = {how: start("no_shutdown.py", f"file://{tmp_path}/{how}", how) for how in expected}
     for how, process in running.items():

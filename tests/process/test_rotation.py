@@ -114,7 +114,7 @@ class Files(NamedTuple):
         return rpc.TlsConfig(*map(str, paths), names=True)
 
     def put(self, name: str, data: bytes) -> None:
-        """As `cp` does: into the file that is there."""
+        """Write into the file that is there, as `cp` does."""
         path = self.folder / name
         path.touch(mode=0o600)
         path.write_bytes(data)
@@ -123,7 +123,7 @@ class Files(NamedTuple):
         self.put(name, data[: len(data) // 2])
 
     def move(self, name: str, data: bytes) -> None:
-        """As `mv` does: another file, of that name."""
+        """Put another file in the place of that name, as `mv` does."""
         self.put(f"{name}.new", data)
         (self.folder / f"{name}.new").rename(self.folder / name)
 

@@ -129,7 +129,7 @@ def pass_batches_on(to: str) -> list[float]:
 
 
 def pair(crew: Crew, *said: str, **options: Any) -> tuple[Member, Member]:
-    """Two workers; `said` is what each of them says, or both."""
+    """Return two workers; `said` is the option of each, or of both."""
     first, second = crew.members(2)
     for rank, (member, one) in enumerate(zip((first, second), (said * 2)[:2], strict=True)):
         member.start(join, member.name, rank, 2, crew.init_method, shared_tensors=one, **options)

@@ -26,7 +26,7 @@ class Counter:
 
 
 def make(to: str) -> int:
-    """With a link, and a reference to drop."""
+    """Make a link, and a reference to drop."""
     _kept["old"] = rpc.remote(to, Counter)
     count: int = _kept["old"].rpc_sync().add(1)
     return count
@@ -94,7 +94,7 @@ def sums() -> set[float]:
 
 
 def add_again_and_again(to: str) -> set[int]:
-    """Without timeouts: this would never end if a thread of that worker waited for another."""
+    """Call without timeouts: it would never end if a thread of that worker waited for another."""
     return {rpc.rpc_sync(to, operator.add, args=(1, 2), timeout=0) for _ in range(100)}
 
 

@@ -48,7 +48,7 @@ def add(by: int = 1) -> tuple[int, str]:
 
 
 def wait_for_snapshot(count: int) -> None:
-    """This worker keeps a snapshot with this count."""
+    """Wait until this worker keeps a snapshot with this count."""
     supervisors = supervisors_of(current_agent())
     pause = threading.Event()
     for _ in range(int(PATIENCE / 0.05)):

@@ -279,7 +279,7 @@ def train(
 
 
 def gradients(rank: int, passes: list[str], first: int = 0) -> list[torch.Tensor | None]:
-    """Of one context with one pass for each step: what each parameter of the trainer got.
+    """Return each parameter's gradients of one context with one pass for each step.
 
     Args:
         first: step.
@@ -329,7 +329,7 @@ class Group:
         return [trainer.result() for trainer in self.trainers]
 
     def end(self) -> None:
-        """For tests that went well; the crew ends the processes of others."""
+        """End the processes of a test that went well; the crew ends those of others."""
         for trainer in self.trainers:
             trainer.run(end)
         leave_all(*self.everybody)

@@ -211,7 +211,7 @@ class Oracle:
         self._calls[_call_key(caller, callee, call_id)] = CallFate(creates)
 
     def ran(self, caller: int, callee: int, call_id: int) -> None:
-        """Its function begins to run."""
+        """Note that the function of a call begins to run."""
         fate = self._calls[_call_key(caller, callee, call_id)]
         fate.runs += 1
         if (callee, caller) in self._declared:

@@ -144,7 +144,7 @@ class Chosen(NamedTuple):
         return PROTOCOLS[self.name]
 
     def simulate(self, seed: int, script: Script | None = None) -> Result:
-        """One schedule."""
+        """Simulate one schedule."""
         protocol = self.protocol
         bug = protocol.bugs(self.bug) if self.bug else None
         return protocol.simulate(seed, bug=bug, script=script)

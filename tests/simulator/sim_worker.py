@@ -130,7 +130,7 @@ class SimWorker:
         self._call(peer, arguments, how, None, 0)
 
     def copy(self, handle: Handle) -> None:
-        """One more `RRef` to the same value."""
+        """Make one more `RRef` to the same value."""
         self.refs.acquire(handle.ref, handle.owner)
         self.handles[handle] += 1
 
@@ -220,7 +220,7 @@ class SimWorker:
         self.pump()
 
     def meet_again(self, other: int, meeting: int) -> None:
-        """There is a link to a worker that was lost."""
+        """Meet a worker again that was lost, since there is a link to it."""
         self._meetings[other] = meeting
         self.machine.meet(nth_incarnation(other, meeting))
         self.pump()
@@ -236,7 +236,7 @@ class SimWorker:
         return nth_incarnation(other, self.meeting_with(other))
 
     def open_box(self, peer: int, is_late: bool) -> None:
-        """There is a link: what waits for it is sent.
+        """Send what waits for a link, now that there is one.
 
         Args:
             is_late: a request is sent, too, whose call was given up while its turn came.

@@ -275,7 +275,7 @@ class _CallSchedule(Schedule):
             self._will_notice(whom, who)  # its links have ended
 
     def _forget(self) -> None:
-        """One worker forgets the dead that it has lost, if nothing of theirs will come any more."""
+        """Let one worker forget the lost dead of which no message will come any more."""
         worker = self._program.pick(list(self._workers.values()))
         for peer in self._names:
             is_dead = peer not in self._workers and worker.machine.is_lost(worker.now(peer))
@@ -330,7 +330,7 @@ class _CallSchedule(Schedule):
         self._oracle.check_end(set(self._names) - set(self._workers))
 
     def _drain(self) -> None:
-        """Until nothing is on its way, no loss unnoticed, and no function runs."""
+        """Drain the world until nothing is on its way, no loss unnoticed, and no function runs."""
         busy = True
         while busy and not self._oracle.violations:
             busy = bool(self._notices)

@@ -164,7 +164,7 @@ def networked_station(network: Net) -> Iterator[StationMaker]:
 
 @pytest.fixture
 def near(station: StationMaker) -> Station:
-    """One of the two stations that most tests want; it is not read yet."""
+    """Return one of the two stations that most tests want; it is not read yet."""
     return station("near")
 
 

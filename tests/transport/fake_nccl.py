@@ -47,7 +47,7 @@ class Work:
         return all(work.is_over for work in self._after)
 
     def wait(self) -> None:
-        """As torch's: what the current stream does next comes after this."""
+        """Make later work of the current stream wait for this, as torch's does."""
         self._machine.current_stream().add([self])
 
 
@@ -137,7 +137,7 @@ class Machine:
         self.changed.notify_all()
 
     def join(self, name: str, rank: int) -> Communicator:
-        """As nccl, waits for the other."""
+        """Join and wait for the other rank, as nccl does."""
         with self.changed:
             communicator = self._communicators[name]
             communicator.joined[rank] = True

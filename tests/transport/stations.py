@@ -56,7 +56,7 @@ def soon() -> float:
 
 
 def open_descriptors() -> int:
-    """Without those of earlier tests' garbage, which could be closed while a test counts."""
+    """Count the descriptors, after closing those of earlier tests' garbage."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 

@@ -26,7 +26,7 @@ def listening() -> Iterator[Place]:
 
 @pytest.fixture
 def silent() -> Iterator[Place]:
-    """It answers no request for a connection, since its backlog is full."""
+    """Yield a place that answers no request for a connection, since its backlog is full."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

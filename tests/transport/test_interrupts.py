@@ -164,7 +164,7 @@ def test_receive_is_interrupted(near: Station, far: Station) -> None:
 def test_interrupt_at_any_moment_of_an_exchange_ends_it(
     native_station: StationMaker,
 ) -> None:
-    """Also while it spins, and between that and its sleep."""
+    """Interrupt it also while it spins, and between that and its sleep."""
     near, far = native_station("near"), native_station("far")
     near.read()
     far.read(lambda event: echo(event) if event.frame.body else None)

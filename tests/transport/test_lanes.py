@@ -241,7 +241,7 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
 
 
 def send_into_a_stalled_lane(pair: QueuePair, threads: Threads) -> Link:
-    """In a thread, which expects that it fails."""
+    """Send in a thread, which expects that it fails."""
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)

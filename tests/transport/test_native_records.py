@@ -54,7 +54,7 @@ class Peer:
             self.sock.sendall(self.seal(data[start : start + size]))
 
     def receive(self, count: int) -> bytes:
-        """So many bytes of the stream, and what else their records have."""
+        """Receive so many bytes of the stream, and the rest of their records."""
         data = b""
         while len(data) < count:
             head = self._read(4)

@@ -96,7 +96,7 @@ def test_a_worker_that_refuses_us_is_there_where_we_have_no_credential(side: Sid
 def test_process_that_can_not_show_our_credential_is_no_worker_of_ours(
     side: SideMaker, theirs: bytes | None, kind: int
 ) -> None:
-    """It has the worker's address, name and incarnation."""
+    """Have the worker's address, name and incarnation, but another credential."""
     distant = side("distant", secret=theirs)
     assert looks(side, at(distant.worker, distant.worker.addresses[kind]), secret=b"s")
 

@@ -39,7 +39,7 @@ def near(networked_station: StationMaker) -> Station:
 
 @pytest.fixture
 def ends(near: Station, networked_station: StationMaker) -> tuple[Link, Link]:
-    """Both ends of a link."""
+    """Return both ends of a link."""
     far = networked_station("far")
     near.read()
     far.read()

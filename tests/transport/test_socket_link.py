@@ -228,7 +228,7 @@ def flooded(poller: EpollPoller) -> Iterator[Flooded]:
 
 
 def test_flood_is_read_bit_by_bit(flooded: Flooded) -> None:
-    """So that the endpoint looks at the other links in between, and its queue stays small."""
+    """Read bit by bit, so that other links get their turn, and the queue stays small."""
     for _ in range(3):
         before = flooded.frames
         flooded.link.service()

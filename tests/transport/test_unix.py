@@ -27,7 +27,7 @@ StationMaker = Callable[..., Station]
 
 @pytest.fixture
 def kind(unix_network: SocketNet) -> str:
-    """With what the descriptions of links begin."""
+    """Return the beginning of the descriptions of links."""
     return "shm" if "shm" in unix_network.options.get("paths", ()) else "unix"
 
 

@@ -169,7 +169,7 @@ def test_programs_nest_and_come_back(programs):
 
 
 def longest_cycle(program: Program) -> int:
-    """Most blocks on a path of calls that goes back and forth between two workers."""
+    """Return the most blocks on a path of calls back and forth between two workers."""
 
     def below(index: int, length: int, before: int) -> int:
         block = program.blocks[index]
@@ -252,7 +252,7 @@ def loses_a_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too early: before the other sources of the same nodes have their gradients."""
+    """Run sources too early: before the others of the same nodes have their gradients."""
     never = property(lambda self: False, lambda self, value: None)
     monkeypatch.setattr(graph.GraphExploration, "is_shared", never, raising=False)
 
@@ -335,7 +335,7 @@ def rounds_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cuts_the_graph_at_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only second derivatives show it: the gradients themselves are right."""
+    """Cut the graph, which only second derivatives show: the gradients themselves are right."""
 
     def cut(gradients: dict[int, Any]) -> dict[int, Any]:
         return {n: one if one is None else one.detach() for n, one in gradients.items()}
@@ -529,7 +529,7 @@ def test_a_program_reads_like_python():
 
 def test_a_failing_program_is_made_small():
     def fails(program: Program) -> bool:
-        """As if a multiplication in a called block were wrong."""
+        """Return whether a program fails, as if a multiplication in a called block were wrong."""
         try:
             if run_locally(program).error:
                 return False

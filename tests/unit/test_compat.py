@@ -213,7 +213,7 @@ print(json.dumps([waited, rpc.api._is_current_rpc_agent_set()]))
 
 @pytest.mark.parametrize("wait", ["wait_all", "collect_all"])
 def test_ctrl_c_ends_the_waits_for_several_futures(wait: str) -> None:
-    """These are torch's own functions; natively they hear of signals at their end only."""
+    """Replace torch's own waits, which natively notice signals at their end only."""
     program = f"""
 import sys, threading
 import torch

@@ -148,7 +148,7 @@ print(json.dumps([first, torch.distributed.optim.DistributedOptimizer.__module__
 
 
 def test_a_remote_module_may_be_imported_when_rpc_runs_already() -> None:
-    """Its pickling is noted in a table when it is imported; agents look there."""
+    """Note its pickling in a table when it is imported; agents look there."""
     assert run(
         INSTALL
         + """

@@ -120,7 +120,7 @@ print(json.dumps(seen))
 
 
 def test_constants_are_torchs() -> None:
-    """Of numbers and texts, those that only count or describe aside, none differs."""
+    """Compare numbers and texts, aside from those that only count or describe."""
     assert (
         run("""
 print(json.dumps([

@@ -132,7 +132,7 @@ def test_diverging_training_says_which_option_to_change(loss: float) -> None:
 
 
 def test_lines_fit_a_terminal_of_80_columns() -> None:
-    """Also with more epochs, batches, words per second and doubt than usual."""
+    """Print also more epochs, batches, words per second and doubt than usual."""
     batch = Progress(99, 99, 99_999, 99_999, 700, 9.2 * 700, 9.2, 0.01)
     done = Progress(99, 99, 999, 999, 70_000, 6.9 * 70_000, 6.9, 1.5, 0.2, 20, 6.9)
     assert "70000 words/s" in describe(batch)

@@ -177,7 +177,7 @@ def again(worker: Worker, times: int = 1) -> Worker:
 
 @pytest.fixture
 def fixed() -> Directory:
-    """Of a group of fixed size, whose other worker is lost."""
+    """Return the directory of a group of fixed size, whose other worker is lost."""
     workers = Directory(ME, [ME, OTHER], None)
     workers.resolve("other").note_loss("silent")
     return workers

@@ -102,7 +102,7 @@ def run_as_script(block: Block, folder: Path) -> str:
 
 @pytest.fixture
 def namespace() -> Iterator[dict[str, object]]:
-    """That of a module that can be imported, so that its functions go by name, as a user's do."""
+    """Yield the names of an importable module, so that its functions go by name."""
     module = types.ModuleType("documented")
     sys.modules[module.__name__] = module
     yield module.__dict__

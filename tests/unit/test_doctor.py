@@ -260,7 +260,7 @@ def test_the_page_explains_each_subject_that_it_shows_and_that_there_is() -> Non
 
 
 def test_the_example_has_lines_as_the_command_prints_them() -> None:
-    """But for numbers, names and paths of this machine."""
+    """Compare all but numbers, names and paths of this machine."""
     words = {line[:7] + line[7:].partition(":")[0]: line for line in shown_on_the_page()}
     done = CliRunner().invoke(command, ["--no-measure", "--timeout", "0.5"])
     assert done.exit_code == 0, done.output

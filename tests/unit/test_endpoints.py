@@ -50,7 +50,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where farcall was installed without a compiler."""
+    """Hide the native transport, as where farcall was installed without a compiler."""
     monkeypatch.setitem(sys.modules, endpoints.NATIVE, None)
 
 
@@ -68,7 +68,7 @@ def with_native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_crypto(with_native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without OpenSSL's libcrypto."""
+    """Hide the crypto library, as on a machine without OpenSSL's libcrypto."""
     monkeypatch.setattr(sys.modules[endpoints.NATIVE], "has_crypto", lambda: False)
 
 

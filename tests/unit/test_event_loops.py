@@ -36,7 +36,7 @@ def look() -> LoopReport | None:
 
 
 def first() -> LoopReport:
-    """As soon as the loop calls the first thing."""
+    """Return the loop's report as soon as the loop makes its first call."""
     end = time.monotonic() + PATIENCE
     while (found := look()) is None and time.monotonic() < end:
         pass

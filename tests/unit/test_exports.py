@@ -269,7 +269,7 @@ def test_command_line_help_does_not_wait_for_torch(arguments: list[str]) -> None
 
 
 def test_commands_that_look_at_workers_import_no_torch() -> None:
-    """That alone takes a second, and they have to name a hang within two."""
+    """Import no torch: that alone takes a second, and a hang has to be named within two."""
     commands = "farcall.cli.doctor, farcall.cli.stacks, farcall.cli.status"
     program = f"import sys, {commands}; sys.exit(7 if 'torch' in sys.modules else 0)"
     assert run_python(program).returncode == 0

@@ -20,7 +20,7 @@ from farcall.runtime.calls.future import Future, complete_with
 
 @contextmanager
 def completed_elsewhere(future: Future[int]) -> Iterator[None]:
-    """Another thread completes the future, runs its callbacks, and ends with the block."""
+    """Complete the future in another thread, which runs its callbacks and ends with the block."""
     thread = threading.Thread(target=future.set_result, args=(1,))
     thread.start()
     yield

@@ -252,7 +252,7 @@ def test_replayed_proof_is_refused(pair: Pair) -> None:
     heard: list[bytes] = []
 
     def relay(there: socket.socket) -> Identity:
-        """Between an honest connector and acceptor; keeps what the connector says."""
+        """Relay between an honest connector and acceptor, and keep the connector's words."""
         asked, answered = (pair[1], there), (there, pair[1])
         for source, target in (asked, answered, asked, answered, asked):
             data = hear_raw(source)
@@ -455,7 +455,7 @@ def test_refusal_is_read_though_the_connection_was_reset_behind_it() -> None:
 
 
 def test_refuser_waits_until_the_refused_has_read_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what the peer still sends would reset the connection, and could take the reason away."""
+    """Wait: what the peer still sends would reset the connection, and lose the reason."""
     monkeypatch.setattr(conversation, "PARTING_SECONDS", 60.0)
     left, right = socket.socketpair()
     closed = threading.Event()

@@ -134,7 +134,7 @@ def test_only_rpc_sets_the_default_agent() -> None:
 
 
 def test_global_variables_change_only_in_rpc_and_current() -> None:
-    """And in compat, whose modules stand for some that have such variables."""
+    """Allow them in compat, too, whose modules stand for some that have such variables."""
     changing = {
         module
         for module, tree in TREES.items()

@@ -69,7 +69,7 @@ def is_clock(node: ast.AST) -> bool:
 
 
 def limits(tree: ast.AST) -> Iterator[tuple[int, int, float]]:
-    """First and last line, and the value, of each number that limits time."""
+    """Yield first and last line, and the value, of each number that limits time."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):

@@ -132,7 +132,7 @@ def test_name_is_not_called_taken_when_no_time_is_left_to_ask_its_holder(
 def test_endpoint_that_waits_for_others_has_the_time_that_is_left(
     clock: Clock, waits: Callable[[float], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one over a process group does."""
+    """Give it the remaining time, as an endpoint over a process group needs."""
     waits(0.75)
     seen: list[float] = []
 

@@ -66,7 +66,7 @@ def await_(condition: Callable[[], bool]) -> None:
 
 
 def call_often(team: IdleTeam, begin: float = 100.0) -> None:
-    """As an agent does: notes a call only if the team asks for it."""
+    """Call as an agent does, which notes a call only if the team asks for it."""
     for index in range(FREQUENT_CALLS + 1):
         now = begin + index * FREQUENT_SECONDS / 2
         if now >= team.asks_at:

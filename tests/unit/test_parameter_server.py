@@ -72,7 +72,7 @@ def parameters_after(options: Options, training: Pictures) -> Parameters:
 
 
 def parameters_in_one_process(options: Options, training: Pictures) -> Parameters:
-    """Of a plain training loop; each of its batches has one batch of every trainer."""
+    """Train in a plain loop, each of whose batches has one batch of every trainer."""
     torch.manual_seed(options.seed)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)

@@ -22,7 +22,7 @@ CONTEXT = CREATOR << CREATOR_SHIFT | 5
 
 @pytest.fixture
 def contexts() -> Contexts[str]:
-    """Those of a worker that got one context, of another creator, from a third worker."""
+    """Return the contexts of a worker that got one, of another creator, from a third worker."""
     contexts: Contexts[str] = Contexts(ME, 0)
     assert contexts.enter(CONTEXT, 10 * THIRD, "content") == "content"
     return contexts
@@ -126,7 +126,7 @@ def test_whoever_had_a_context_when_it_was_lost_has_parted_with_it(contexts):
 
 
 def test_context_of_a_new_life_is_not_taken_for_one_that_has_ended():  # BWD-4
-    """Though the dead life's numbers were greater, and whether or not the new one began later."""
+    """Keep it, though the dead life's numbers were greater, whichever life began later."""
     worker: Contexts[str] = Contexts(ME, 0)
     before: Contexts[str] = Contexts(CREATOR, LIVES - 1)
     ended = [before.next_id() for _ in range(3)]

@@ -93,7 +93,7 @@ TestBoxes.settings = settings(max_examples=300, stateful_step_count=40, deadline
 
 
 def test_what_is_over_does_not_pile_up() -> None:
-    """With a sender that gets nowhere, dead items stay below twice those that live, and a few."""
+    """Keep dead items below twice the living ones, and a few, though the sender gets nowhere."""
     box: Outbox[int] = Outbox(MOST)
     over: set[int] = set()
     for item in range(10_000):

@@ -21,7 +21,7 @@ from farcall.protocol.passes import ROOT, PassMachine, State, UnexpectedGradient
 
 
 def machine_at(me: str, *, is_fast: bool = False, averages: bool = False) -> PassMachine:
-    """Of a pass that began at "root"."""
+    """Return the machine of a pass that began at "root"."""
     return PassMachine(me, "root", is_fast=is_fast, averages=averages)
 
 

@@ -37,7 +37,7 @@ def test_address_on_the_way_to_the_meeting_place_comes_first(host: Callable[...,
 def test_name_of_this_host_that_means_loopback_is_not_advertised(
     host: Callable[..., None], own: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian's /etc/hosts has it."""
+    """Resolve the name as Debian's /etc/hosts has it."""
     host({"me": own, ANY4: "10.1.0.5"}, ["127.0.0.1", "10.1.0.5"])
     monkeypatch.setenv("MASTER_ADDR", "me")
     for listen in ("::", "0.0.0.0"):

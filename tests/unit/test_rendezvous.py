@@ -497,7 +497,7 @@ class BreaksAtOnce:
 def test_connection_that_breaks_before_its_worker_is_known_there_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other threads would ask by it, and not notice that the store does not know this worker."""
+    """Drop it: other threads would use it, though the store does not know this worker."""
     here, me = Rendezvous(HashStore(), "a"), worker("w", -1)
     [me] = here.join(me, None, PATIENCE)
     monkeypatch.setattr(rendezvous, "reopened", lambda store: BreaksAtOnce())

@@ -122,7 +122,7 @@ def handler() -> Iterator[logging.Handler]:
 
 
 def test_handler_of_the_log_may_make_a_link(config: TlsConfig, handler: logging.Handler) -> None:
-    """As one does that sends each line to a worker."""
+    """Make a link, as a handler does that sends each line to a worker."""
     renewed = Renewed(config, "tests", made)
     got: list[Contents] = []
     handler.emit = lambda record: got.append(renewed.get())  # type: ignore[method-assign]

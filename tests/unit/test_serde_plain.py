@@ -48,7 +48,7 @@ def load(dumped: Payload, serializer: Serializer = SERIALIZER, attach: Any = Non
 
 
 def same(a: Any, b: Any) -> bool:
-    """Of the same types and values, all the way down."""
+    """Return whether two values have the same types and values, all the way down."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):

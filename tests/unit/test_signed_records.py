@@ -70,7 +70,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
 
 
 def altered(draw: random.Random, value: bytes, others: list[bytes]) -> bytes:
-    """One that is like a value, but not the same."""
+    """Return a value that is like this one, but not the same."""
     how = draw.randrange(6)
     if how == 0:  # flipped bits
         data = bytearray(value)
@@ -280,7 +280,7 @@ def test_a_forged_record_gives_way_to_its_worker(store: HashStore) -> None:
 def test_a_forged_record_in_the_place_of_a_worker_ends_the_wait(
     store: HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be one with another secret, and would be waited for until the timeout."""
+    """End the wait: a record with another secret would be waited for until the timeout."""
     monkeypatch.setattr(fixed_group, "CLAIM_SECONDS", SHORT)
     put(store, "rank/1", forged(worker("w1", 1)), "farcall/0")
     [outcome] = join_all(store, [worker("w0", 0)], 2, PATIENCE)

@@ -52,7 +52,7 @@ def test_invariants_hold_under_given_faults(faults):
 
 
 def test_a_reference_that_arrives_when_only_its_owner_has_given_its_receiver_up():
-    """It belongs to the meeting that ends then, also if both meet again before it is used."""
+    """Count it in the meeting that ends then, also if both meet again before it is used."""
     assert simulate(452364).violations == ()
 
 

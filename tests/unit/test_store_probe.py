@@ -43,7 +43,7 @@ def refused_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def listener(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Something else that listens: `answer` gets each connection."""
+    """Listen as another program would: `answer` gets each connection."""
     server = socket.create_server(("127.0.0.1", 0))
     kept: list[socket.socket] = []
 
@@ -394,7 +394,7 @@ def test_without_a_secret_an_address_of_this_machine_means_loopback(
 
 
 def test_a_store_that_this_process_hosts_already_is_shared() -> None:
-    """As that of `init_process_group`, at the same MASTER_PORT."""
+    """Share it, as `init_process_group` has one at the same MASTER_PORT."""
     first = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
     second, *_ = open_store(f"tcp://127.0.0.1:{first.port}", 0, 2, PATIENCE, confined=True)
     second.set("key", "value")

@@ -295,7 +295,7 @@ class TestFunctionQueue:
 
 
 def test_a_leader_that_runs_callbacks_does_not_count_as_leading() -> None:
-    """They may wait, and then the last thread has to lead: it must not take a function before."""
+    """Count it out: callbacks may wait, and then the last thread has to lead."""
     executor = Executor("w0", Mock(), Mock(), 2, max_threads=2)
     executor._leader = threading.get_ident()
     executor._threads.update({FarcallThread(print, "leads"), FarcallThread(print, "rests")})

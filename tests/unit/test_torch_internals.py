@@ -133,7 +133,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_each_name_is_there(name: str) -> None:
-    """In the versions that had it; the table says nothing of others."""
+    """Look only in the versions that had it; the table says nothing of others."""
     entry = TABLE[name]
     if numbers(entry.first) <= numbers(torch.__version__) <= numbers(entry.last):
         assert internals.has(name)
@@ -187,7 +187,7 @@ def test_each_entry_is_complete() -> None:
 def test_a_name_that_this_torch_lacks_fails_where_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For a build of torch without gloo, nccl or RPC: importing farcall does not fail."""
+    """Fail late in a build of torch without gloo, nccl or RPC: importing farcall works."""
     lacking = TABLE["GlooOptions"]._replace(path="torch.distributed.ProcessGroupNone._Options")
     monkeypatch.setitem(TABLE, "lacking", lacking)
     assert not internals.has("lacking")

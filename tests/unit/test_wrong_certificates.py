@@ -283,7 +283,7 @@ def test_paths_of_any_type_are_taken_and_stay_when_the_process_moves(
 
 
 def test_variable_for_names_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a worker that is to check the names of others would go on without certificates."""
+    """Refuse it: a worker that should check names would go on without certificates."""
     monkeypatch.setenv("FARCALL_TLS_NAMES", "1")
     with pytest.raises(ValueError, match=r"FARCALL_TLS_NAMES is .*set FARCALL_TLS_CERT"):
         RpcBackendOptions()

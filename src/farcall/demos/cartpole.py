@@ -113,7 +113,7 @@ class Trajectory:
         return kept / (1 - DROPOUT)
 
     def returns(self, gamma: float) -> Tensor:
-        """For every step, the discounted sum of the rewards from there on."""
+        """Return, for every step, the discounted sum of the rewards from there on."""
         returns: list[float] = []
         following = 0.0
         for reward in reversed(self.rewards):
@@ -169,7 +169,7 @@ class Agent:
         self.trajectories[observer_id] = Trajectory(seed)
 
     def select_action(self, observer_id: int, state: Tensor) -> int:
-        """Called by observers: draws an action for `state`, shape `(4,)`, from the policy."""
+        """Draw an action for an observer's `state`, shape `(4,)`, from the policy."""
         trajectory = self.trajectories[observer_id]
         mask = trajectory.draw_mask()
         with torch.no_grad():
@@ -181,7 +181,7 @@ class Agent:
         return int(action)
 
     def report_reward(self, observer_id: int, reward: float) -> None:
-        """Called by observers: what the last action was worth."""
+        """Record the reward of an observer's last action."""
         self.trajectories[observer_id].rewards.append(reward)
 
     def play(self) -> list[Trajectory]:
@@ -195,7 +195,7 @@ class Agent:
         return list(self.trajectories.values())
 
     def learn(self, played: list[Trajectory]) -> None:
-        """One REINFORCE step on the episodes just played: makes what paid off more likely."""
+        """Make a REINFORCE step on the last episodes: actions that paid off become more likely."""
         returns = torch.cat([trajectory.returns(self.options.gamma) for trajectory in played])
         advantages = (returns - returns.mean()) / (returns.std() + torch.finfo(torch.float32).eps)
         states = torch.stack([state for trajectory in played for state in trajectory.states])

@@ -71,7 +71,7 @@ def summarise(
 
 
 def describe(progress: Progress, goal: float) -> str:
-    """One line that says where the run stands; it fits a terminal of 80 columns."""
+    """Return one line on the state of the run, which fits a terminal of 80 columns."""
     return (
         f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
         f"running {progress.running_reward:5.1f} of {goal:g}  "

@@ -21,7 +21,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 def never(progress: object) -> bool:
-    """No progress is like that."""
+    """Return False: no progress is like that."""
     return False
 
 

@@ -146,7 +146,7 @@ class ParameterServer(ABC):
         """Makes a trainer on the worker of this rank, and hands it its pictures."""
 
     def fetch(self) -> Parameters:
-        """Called by trainers: the parameters as they are now.
+        """Return the parameters as they are now, for a trainer.
 
         Copies, since the originals may change before these are on their way. In an autograd
         context the gradients of the copies find back to the originals.
@@ -265,7 +265,7 @@ class SyncServer(ParameterServer):
     def update_and_fetch(
         self, rank: int, gradients: list[Tensor], images: int
     ) -> torch.futures.Future[Parameters]:
-        """Called by trainer `rank`: takes its gradients, gives the parameters after the update.
+        """Take the gradients of trainer `rank`; return the parameters after the update.
 
         The gradients are of the loss summed over so many `images`. It returns a
         future at once, and no thread waits for it. The last trainer to call completes it for all.
@@ -277,7 +277,7 @@ class SyncServer(ParameterServer):
         return updated
 
     def leave(self, rank: int) -> None:
-        """Called by trainer `rank` when it is done: the others go on without it."""
+        """Let the others go on without trainer `rank`, which is done."""
         with self.lock:
             self.awaited.discard(rank)
         self.update_if_complete()
@@ -294,7 +294,7 @@ class SyncServer(ParameterServer):
         updated.set_result(parameters)
 
     def update(self) -> None:
-        """One step with the mean gradient over all the images that were delivered."""
+        """Make a step with the mean gradient over all delivered images."""
         # In the order of ranks: a sum of floating-point numbers depends on the order.
         delivered = [self.delivered[rank] for rank in sorted(self.delivered)]
         images = sum(images for _, images in delivered)

@@ -46,7 +46,7 @@ class ElasticServer(AsyncServer):
     """A server that hands out its optimizer, and whose state can be saved."""
 
     def get_optimizer(self) -> DistributedOptimizer:
-        """Called by trainers: what changes the parameters of this server."""
+        """Return, for trainers, the optimizer of this server's parameters."""
         return self.optimizer
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class ElasticJob:
             self.placed.append(Placed(trainer))
 
     def note_end(self, training: torch.futures.Future[None]) -> None:
-        """Called when a trainer has ended: keeps what went wrong there, if it did not just die."""
+        """Keep the error of a trainer that has ended, if it did not just die."""
         try:
             training.value()
         except rpc.PeerLost:

@@ -78,7 +78,7 @@ class Summary:
 
 
 def describe(progress: Progress) -> str:
-    """One line that says where the run stands; it fits a terminal of 80 columns."""
+    """Return one line on the state of the run, which fits a terminal of 80 columns."""
     return (
         f"epoch {progress.epochs:5.1f}  test accuracy {100 * progress.accuracy:5.1f} %  "
         f"{progress.updates_per_second:4.0f} updates/s  "

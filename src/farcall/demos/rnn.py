@@ -234,7 +234,7 @@ class Trainer:
         yield self.progress
 
     def train_batch(self, words: Tensor, targets: Tensor) -> float:
-        """One step: forward, backward and update over all workers. Returns the loss in nats."""
+        """Make a step over all workers: forward, backward, update. Return the loss in nats."""
         with dist_autograd.context() as context_id:
             loss, hidden = self.model.loss(words, targets, self.hidden)
             dist_autograd.backward(context_id, [loss])

@@ -56,7 +56,7 @@ class Part(nn.Module):
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Around what a call computes: while training it is measured, and a graph is recorded."""
+        """Measure the computation of a call, and record its graph, while training."""
         measured = self.stopwatch.running() if self.training else contextlib.nullcontext()
         with measured, torch.set_grad_enabled(self.training):
             yield

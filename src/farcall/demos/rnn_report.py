@@ -18,7 +18,7 @@ LARGEST_LOSS = 700.0  # nats; e to the power of a bit more is no number any more
 
 
 def perplexity(loss: float) -> float:
-    """Among how many words the model is in doubt, on average, at a loss in nats per word."""
+    """Return among how many words the model is in doubt, on average, at a loss in nats."""
     return math.exp(min(loss, LARGEST_LOSS))
 
 
@@ -137,7 +137,7 @@ def describe_corpus(corpus: Corpus) -> str:
 
 
 def describe(progress: Progress) -> str:
-    """One line that says where the run stands; it fits a terminal of 80 columns."""
+    """Return one line on the state of the run, which fits a terminal of 80 columns."""
     epoch = f"epoch {progress.epoch:2d}/{progress.epochs}"
     if progress.validation_loss is not None:
         return (

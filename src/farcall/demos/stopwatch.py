@@ -36,11 +36,11 @@ class Stopwatch:
             self.stop()
 
     def starts_with_gradient_of(self, tensor: Tensor) -> None:
-        """From now on, a stretch begins in a backward pass when the gradient of `tensor` comes."""
+        """Begin a stretch, in backward passes, whenever the gradient of `tensor` comes."""
         tensor.register_hook(self._start)  # type: ignore[no-untyped-call]
 
     def stops_with_gradient_of(self, tensor: Tensor) -> None:
-        """From now on, a stretch ends in a backward pass when the gradient of `tensor` is there."""
+        """End a stretch, in backward passes, whenever the gradient of `tensor` is there."""
         tensor.register_hook(self._stop)  # type: ignore[no-untyped-call]
 
     def _start(self, gradient: Tensor) -> None:

@@ -23,7 +23,7 @@ started = threading.Event()
 
 
 def products() -> None:
-    """Many short stays in C++."""
+    """Make many short stays in C++."""
     a = torch.rand(300, 300)
     started.set()
     while True:

@@ -127,7 +127,7 @@ class AgentOracle:
         return isinstance(outcome, RemoteError)
 
     def _dark_for(self, call: Call) -> float:
-        """For how long nothing got through to the callee of a call, while it went on."""
+        """Return for how long nothing got through to the callee while the call went on."""
         callee = self.here.get(call.to)
         if callee is None or call.kind in ("remote", "reach"):
             return 0.0

@@ -164,13 +164,13 @@ class SimulatedPass:
         self._worker.call(peer, AboutPass(self._context, self.options, what), on_answer)
 
     def fail(self, error: str) -> None:
-        """Something went wrong, here or elsewhere."""
+        """Fail the pass: an error happened, here or elsewhere."""
         self.report(self.machine.fail, error)
 
     # Which sources are live.
 
     def start(self) -> None:
-        """At the root: deliver the gradients of the roots, as soon as they may come."""
+        """Deliver, at the root, the gradients of the roots as soon as they may come."""
 
         def deliver(error: str = "") -> None:
             if not error:

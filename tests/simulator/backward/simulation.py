@@ -149,7 +149,7 @@ class _BackwardSchedule(Schedule):
                     self._forward(worker, context, hops)
 
     def _use_up(self, context: int, sends: dict[int, dict[int, list[Node]]]) -> None:
-        """Something that was sent may have been freed, by a pass that did not retain its graph."""
+        """Free some sent tensors, as a pass does that did not retain its graph."""
         senders = [sender for sender, numbers in sends.items() if numbers]
         if not senders or self._random.random() > 0.1:
             return
@@ -230,7 +230,7 @@ class _BackwardSchedule(Schedule):
         return False
 
     def _time_out(self) -> bool:
-        """Nothing else happens any more: runs have waited for too long."""
+        """Time out runs that have waited too long, once nothing else happens any more."""
         runs, self._runs = self._runs, []
         for run in runs:
             if run.worker in self._workers:
@@ -375,7 +375,7 @@ class _BackwardSchedule(Schedule):
                 self._violate("BWD-7", text)
 
     def _check_failed(self) -> None:
-        """Once all is quiet, everybody who had the context must know of a pass that failed."""
+        """Check, once all is quiet, that all who had the context know of a failed pass."""
         for (context, options), fate in self._fates.items():
             if options.root not in self._workers:
                 continue  # it may have died before it told anybody

@@ -203,7 +203,7 @@ class Worker:
         self._lose_part(peer)
 
     def _lose_part(self, peer: int) -> None:
-        """In contexts, and in their passes."""
+        """Lose a peer in contexts, and in their passes."""
 
         def living(id: int) -> int | None:
             return None if id in self.lost else id

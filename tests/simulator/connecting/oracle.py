@@ -211,14 +211,14 @@ class ConnectingOracle:
     # All along, and in the end.
 
     def check(self, callers: Iterable[Caller], now: float) -> None:
-        """After each event."""
+        """Check the callers after each event."""
         for caller in callers:
             is_over = now > max(caller.deadline, self._last_stall) + ROUNDING
             if not caller.ended and is_over:
                 self._report("CON-2", f"{caller} is over its deadline by {now - caller.deadline} s")
 
     def check_end(self, callers: Iterable[Caller], now: float) -> None:
-        """Nothing has happened to the host for long."""
+        """Check the callers after the host has been left alone for long."""
         world = self._world
         in_reach = world.was_in_reach(now - REACH_SECONDS, now)
         for caller in callers:

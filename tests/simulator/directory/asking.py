@@ -270,7 +270,7 @@ class Asking:
             self._at(self._clock.now + (PROBE_SECONDS if is_dark else 0.001), failed)
 
     def _register(self, key: str | int, then: Then) -> None:
-        """There is a connection again. A worker that the store does not know registers anew.
+        """Register anew, over a new connection, if the store does not know the worker.
 
         Other questions go by it only after that, see `Rendezvous.reopen`.
         """

@@ -169,7 +169,7 @@ class Meetings:
         self.soon(link.other(node), partial(self._on_frame, link.other(node), link))
 
     def _on_frame(self, node: Node, link: Link) -> None:
-        """As `Agent.handle`."""
+        """Act on a frame as `Agent.handle` does."""
         if link not in node.links:
             return
         record = self._record(node, link)
@@ -202,7 +202,7 @@ class Meetings:
                 self.lose(node, record, "the link ended")
 
     def lose(self, node: Node, record: Record, cause: str) -> None:
-        """As `Losses.lose`."""
+        """Lose a peer as `Losses.lose` does."""
         if record.lost is not None:
             return
         other, meeting = self._nodes[record.begun], record.meeting
@@ -237,7 +237,7 @@ class Meetings:
         self._oracle.check(node)
 
     def _search(self, node: Node, record: Record, seconds: float) -> None:
-        """As `Search` and `Losses._reach`."""
+        """Search as `Search` and `Losses._reach` do."""
 
         def reach() -> None:
             if node.machine.is_current(record):

@@ -157,7 +157,7 @@ class _DirectorySchedule(Schedule):
             node.machine.meet_again(peer.incarnation, meeting, 0.0)
 
     def _begin_with_a_loss(self) -> None:
-        """One has lost another, which may know nothing of it."""
+        """Let one worker lose another, which may know nothing of it."""
         one, other, *_ = self._nodes.values()
         record = one.machine.add(other.me)
         self._at(0.0, one, partial(self._meetings.lose, one, record, "long ago"))

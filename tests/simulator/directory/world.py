@@ -49,14 +49,14 @@ class Store:
         self.records: dict[str, Worker] = {}
 
     def change(self, change: Change) -> None:
-        """It is so now."""
+        """Change to the new mode now."""
         self.mode = change.mode
         if change.is_new:
             self.number += 1
             self.records.clear()
 
     def changes_at(self, now: float) -> float:
-        """When it is different next; infinite: never."""
+        """Return when it is different next; infinite: never."""
         return min((one.moment for one in self.changes if one.moment > now), default=math.inf)
 
     def find(self, key: str | int) -> Worker | None:

@@ -59,7 +59,7 @@ class Host:
         self._parameters: list[tuple[int, weakref.ref[torch.Tensor]]] = []
 
     def meet(self, hosts: Sequence[rpc.RRef[Host]]) -> None:
-        """These are the hosts of all workers; none: forget them."""
+        """Take these as the hosts of all workers; none: forget them."""
         self.hosts = hosts
 
     def share(self, leaves: tuple[Leaf, ...]) -> None:
@@ -68,7 +68,7 @@ class Host:
         self._shared = (leaves, make_parameters(leaves, self.index, tally), tally)
 
     def unshare(self) -> Counter[str]:
-        """No longer. How often the hooks of the common leaves were called."""
+        """Stop sharing; return how often the hooks of the common leaves were called."""
         assert self._shared is not None
         (_, _, tally), self._shared = self._shared, None
         return Counter(tally.hooks)
@@ -281,7 +281,7 @@ class Run:
     def backward(
         self, context_id: int, one: Pass, roots: Sequence[torch.Tensor], fast: bool
     ) -> None:
-        """One backward pass, as the program wants it."""
+        """Run one backward pass, as the program wants it."""
         with grad_mode(one.quietly):
             self._backward(context_id, one, roots, fast)
 

@@ -21,10 +21,10 @@ class Drawer(Protocol):
     operations: Sequence[Draw]
 
     def number(self) -> int:
-        """For a new value."""
+        """Return a number for a new value."""
 
     def slot(self) -> int:
-        """For a new stored value."""
+        """Return a slot for a new stored value."""
 
     def pick(self, options: Sequence[T]) -> T:
         """Return one of these; rather a late one."""
@@ -141,7 +141,7 @@ def _two(name: str, memory: str, fits: Callable[[int, int], int | None]) -> Draw
 
 
 def counted_pair(drawer: Drawer, scope: Scope) -> bool:
-    """One node with two outputs."""
+    """Draw one node with two outputs."""
     if not scope.tensors:
         return False
     inputs = [drawer.pick(scope.tensors), drawer.pick(scope.tensors)]
@@ -158,7 +158,7 @@ def counted_pair(drawer: Drawer, scope: Scope) -> bool:
 
 
 def gather(drawer: Drawer, scope: Scope) -> Value | None:
-    """One tensor from all that require grad and were not used so far, if there are any."""
+    """Draw one tensor from all unused ones that require grad, if there are any."""
     unused = scope.unused()
     return _add(drawer, scope, "gather", unused, 0, 0, Group()) if unused else None
 

@@ -138,7 +138,7 @@ class Frame:
 
 
 def grad_mode(quietly: bool) -> AbstractContextManager[Any]:
-    """Under `torch.no_grad`, or as it is."""
+    """Return `torch.no_grad`, or a context that leaves the mode as it is."""
     return torch.no_grad() if quietly else nullcontext()
 
 

@@ -100,12 +100,12 @@ class _Generator:
     # Numbers and choices.
 
     def number(self) -> int:
-        """For a new value."""
+        """Return a number for a new value."""
         self.numbers += 1
         return self.numbers
 
     def slot(self) -> int:
-        """For a new stored value."""
+        """Return a slot for a new stored value."""
         self.slots += 1
         return self.slots
 
@@ -200,7 +200,7 @@ class _Generator:
         return tuple(things)
 
     def _deep(self, tensors: Sequence[Value]) -> Value:
-        """One that much led to."""
+        """Return a value that depends on many others."""
         return max(self.random.choices(tensors, k=3), key=lambda value: value.depth)
 
     def _gather(self, scope: Scope) -> tuple[Value, ...]:
@@ -288,7 +288,7 @@ class _Generator:
         return (Pass(len(scope.steps), roots, fast=self.random.random() < 0.5),)
 
     def _twice(self, scope: Scope) -> tuple[Pass, ...]:
-        """Over the same graph, with the same or other roots, at once or after more calls."""
+        """Draw passes over the same graph, with the same or other roots, at once or later."""
         first = self._roots(scope)
         after = len(scope.steps)
         if self.random.random() < 0.5:
@@ -301,7 +301,7 @@ class _Generator:
         )
 
     def _at_once(self, scope: Scope) -> tuple[Pass, ...]:
-        """Two over the same graph, each in a thread."""
+        """Draw two passes over the same graph, each in a thread."""
         passes = [Pass(0, self._roots(scope), retain_graph=True, at_once=n > 0) for n in range(2)]
         return tuple(one._replace(after=len(scope.steps)) for one in passes)
 

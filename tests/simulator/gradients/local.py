@@ -67,10 +67,10 @@ class LocalWorld:
         return self._send(reference.value)
 
     def settle(self, site: Site, reference: Any) -> None:
-        """It is there."""
+        """Return at once: the value is there."""
 
     def begin_pass(self) -> None:
-        """From now on, note which of the sent tensors a backward pass uses."""
+        """Note from now on which of the sent tensors a backward pass uses."""
         self._used.clear()
 
     @property

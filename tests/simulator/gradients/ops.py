@@ -304,7 +304,7 @@ def op_embed(site: Site, inputs: Sequence[Tensor], number: int, name: str) -> Se
 
 
 def _indices(number: int) -> Tensor:
-    """Three rows, one of them twice."""
+    """Return three rows, one of them twice."""
     first, second = number % SIDE, (number // SIDE) % SIDE
     return torch.tensor([first, second, first])
 

@@ -100,7 +100,7 @@ def accumulate(total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tens
 
 @contextmanager
 def warnings_off() -> Iterator[None]:
-    """Without torch's warning that create_graph makes reference cycles: they are broken here."""
+    """Silence torch's warning that create_graph makes reference cycles: they are broken here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using backward.* with create_graph=True")
         yield

@@ -124,7 +124,7 @@ class Scope:
         self.made: list[Reference] = []
 
     def of_ndim(self, *ndims: int) -> list[Value]:
-        """Its tensors with one of these numbers of dimensions."""
+        """Return the scope's tensors with one of these numbers of dimensions."""
         return [value for value in self.tensors if value.ndim in ndims]
 
     def arrive(self, things: Sequence[Value | Reference], numbers: Sequence[int]) -> None:
@@ -154,7 +154,7 @@ class Scope:
         self.tensors.append(value._replace(number=number, group=group, origin=value.identity))
 
     def unused(self) -> list[Value]:
-        """Its tensors that require grad and that no other comes from."""
+        """Return the scope's tensors that require grad and that no other comes from."""
         used: set[int] = set()
         for step in self.steps:
             if isinstance(step, Call):

@@ -216,7 +216,7 @@ def _with_pass(program: Program, index: int, one: Pass) -> Program:
 
 
 def _fewer_values(program: Program) -> Iterator[Program]:
-    """Without a parameter or a result of a block."""
+    """Yield the program without a parameter or a result of a block."""
     for block in program.blocks:
         for number in block.params:
             yield _without(program, set(), _Gone({number}, set()))
@@ -246,7 +246,7 @@ def _without_result(program: Program, index: int, position: int) -> Program:
 
 
 def _bypassed(program: Program, place: Place) -> Iterator[Program]:
-    """With the input of a step instead of its output; with the arguments instead of results."""
+    """Yield the program with inputs of a step in the place of its outputs or results."""
     step = _step(program, place)
     if isinstance(step, Op) and len(step.outputs) == 1:
         for number in step.inputs:
@@ -262,7 +262,7 @@ def _bypassed(program: Program, place: Place) -> Iterator[Program]:
 
 
 def _inlined(program: Program, place: Place) -> Iterator[Program]:
-    """With the steps of the block that a step calls in its place, and no call."""
+    """Yield the program with the steps of a called block in the place of the call."""
     index, start = place
     call = _step(program, place)
     if not isinstance(call, Call) or call.way in REMOTE_WAYS or call.quietly:
@@ -291,7 +291,7 @@ def _inlined(program: Program, place: Place) -> Iterator[Program]:
 
 
 def _renamed(program: Program, names: dict[int, int]) -> Program:
-    """With other values for these, where they are used."""
+    """Return the program with other values in the place of these, where they are used."""
 
     def new(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(names.get(number, number) for number in numbers)

@@ -225,7 +225,7 @@ class Stream(File):
     # Receiving. These run in the kernel.
 
     def receive(self, piece: bytes) -> None:
-        """Some bytes have arrived here."""
+        """Take in some bytes that have arrived here."""
         sender = self.peer
         assert sender is not None
         if not self.is_open:

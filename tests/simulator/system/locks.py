@@ -66,7 +66,7 @@ class Threading:
         return threading.main_thread() if me is None else me.process.main
 
     def is_main_thread(self) -> bool:
-        """As `farcall.threads.is_main_thread`."""
+        """Return what `farcall.threads.is_main_thread` would."""
         me = self._scheduler.current()
         return me is not None and me.process.main is me
 

@@ -61,7 +61,7 @@ class Network:
                 self.cut(host, other, seconds)
 
     def cut_until(self, one: Host, other: Host) -> float:
-        """When messages between two hosts get through, if they don't now; else the past."""
+        """Return when messages between two hosts get through, if they don't now; else the past."""
         return self._cuts.get(frozenset((one.name, other.name)), -math.inf)
 
     def is_cut(self, one: Host, other: Host) -> bool:

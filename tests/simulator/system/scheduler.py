@@ -153,7 +153,7 @@ class Scheduler:
         heapq.heappush(self._agenda, (moment, next(self._numbers), act))
 
     def after(self, seconds: float, act: Act) -> None:
-        """Like `at`, from now."""
+        """Act as `at` does, but so many seconds from now."""
         self.at(self.now + seconds, act)
 
     def start(self, thread: SimThread) -> None:

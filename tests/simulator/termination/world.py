@@ -91,5 +91,5 @@ class Member:
         return self.alive and not self.given_up
 
     def answers_at(self, now: float) -> float:
-        """When its process answers a question that is asked now."""
+        """Return when the process answers a question that is asked now."""
         return max(now, self.stands_until) if self.takes_part else math.inf
