@@ -1,4 +1,4 @@
-"""Handles of objects on other workers, and how they are made. A handle is an RRef with a face."""
+"""Handles of objects on other workers, and how they are made. A handle wraps an RRef."""
 
 from __future__ import annotations
 

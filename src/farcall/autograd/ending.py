@@ -1,4 +1,4 @@
-"""When a backward pass is over, and how: known at the root."""
+"""The end of a backward pass, which its root knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that workers make to each other in backward passes. Gradients go as messages, not so."""
+"""Calls between workers in backward passes. Gradients travel as one-way messages instead."""
 
 from __future__ import annotations
 

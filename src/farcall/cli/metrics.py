@@ -1,4 +1,4 @@
-"""`farcall metrics`: what workers do, for Prometheus."""
+"""`farcall metrics`: the state and calls of workers, for Prometheus."""
 
 from __future__ import annotations
 

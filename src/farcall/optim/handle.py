@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: what users hold."""
+"""`DistributedOptimizer`: the handle that users hold."""
 
 from __future__ import annotations
 

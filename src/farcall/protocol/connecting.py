@@ -1,4 +1,4 @@
-"""Decide how to reach one incarnation of a worker: where, when again, and when it is dead.
+"""Decide where and when to dial one incarnation of a worker, and when it counts as dead.
 
 Several callers may want a link to the same worker, each up to a deadline of its own. One of them
 at a time is the *dialler*: it carries out what the machine says. The others wait. A *round* tries

@@ -1,4 +1,4 @@
-"""Warnings about calls that work, and hardly do as their author meant. Each is given once."""
+"""Warnings about calls that work, but hardly as their author meant. Each is given once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References that lead to whatever a supervised object was made again as."""
+"""References that follow a supervised object when it is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread waits for one thing that another thread will have."""
+"""A waiter: one thread waits for one value that another thread will have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that their caller does not take at once: they wait in its box, and no thread with them.
+"""Answers that their caller does not take at once: they wait in its outbox, without a thread.
 
 While too much waits for a caller, its functions don't begin (`farcall.protocol.admission`).
 """

@@ -1,4 +1,4 @@
-"""Cancelled calls: `Future.cancel`, and what the function of a cancelled call has called."""
+"""Cancelled calls: `Future.cancel`, and the calls that a cancelled function has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A want of threads for calls: the callers are told, and their timeouts say so."""
+"""A lack of threads for calls: the callers are told, and their timeouts say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers those who ask about this worker, on connections that are theirs."""
+"""Answers processes that ask about this worker, on their own connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path to another worker: which one calls take, and why not a better one."""
+"""The path that calls to another worker take, and why they take no better one."""
 
 from __future__ import annotations
 

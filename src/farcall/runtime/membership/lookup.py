@@ -1,5 +1,5 @@
-"""Asks the rendezvous who is where. A store may answer late, or never, or be gone for a while: so a
-thread of its own asks, and no caller waits beyond its deadline. The rules: `protocol/lookup.py`.
+"""Asks the rendezvous where workers are. A store may answer late or never, or be gone for a while.
+So a separate thread asks, and no caller waits beyond its deadline. Rules: `protocol/lookup.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Under which addresses others reach this machine: never under loopback if they are elsewhere.
+"""The addresses by which others reach this machine: never loopback if they are elsewhere.
 
 Nothing is kept and nothing is sent: the routing table and the interfaces are asked each time.
 """

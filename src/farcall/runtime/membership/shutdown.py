@@ -1,4 +1,4 @@
-"""Shutting down: is anything still going on here, and is everybody ready to go?"""
+"""Shutting down: whether calls are still going on here, and whether all are ready to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Secret`: what workers prove to each other that they know. It does not show what it is."""
+"""`Secret`: the secret whose knowledge workers prove to each other. It never shows itself."""
 
 from __future__ import annotations
 

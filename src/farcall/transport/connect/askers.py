@@ -1,4 +1,4 @@
-"""Processes that ask about a worker: what they may cost.
+"""Processes that ask about a worker, and the bounds on their cost.
 
 Over a Unix socket each process of the user may ask, without the secret. So an asker holds no place
 that a member needs, and has threads of its own: few, and few of one process, however many

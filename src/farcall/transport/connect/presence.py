@@ -1,4 +1,4 @@
-"""Does a worker still listen where it used to? A worker that wants to take its name over asks.
+"""A check whether a worker still listens where it used to, for a newcomer that wants its name.
 
 That something listens at an address proves nothing: the system gives the port of a process that
 has ended to the next one that asks, and a connection to a free port of this host may even reach

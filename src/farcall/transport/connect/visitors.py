@@ -1,4 +1,4 @@
-"""Connections that were accepted and have proven nothing yet: what they may cost.
+"""Connections that were accepted and have proven nothing yet, and the bounds on their cost.
 
 They are few, and have little time. A holder of the credential needs two or three round trips; a
 stranger may stay for `HELLO_SECONDS`, and then only as long as no newer one wants its place. So a
