@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -275,11 +276,74 @@ def test_threads_do_not_see_each_others_references() -> None:
 # Errors -----------------------------------------------------------------------------------------
 
 
-def test_missing_attribute_or_module_is_function_not_found() -> None:
-    body = SERIALIZER.dump(Custom()).body
-    for broken in (body.replace(b"Custom", b"Absent"), body.replace(b"test_serde", b"gone_serde")):
-        with pytest.raises(FunctionNotFound, match="importable on the callee"):
-            SERIALIZER.load(broken)
+class Nested:
+    class Custom:
+        pass
+
+
+@pytest.fixture
+def bare() -> Iterator[types.ModuleType]:
+    """Import a module that has no name, and says so in words of its own."""
+    module = sys.modules["bare_module"] = types.ModuleType("bare_module")
+    code = "def __getattr__(name): raise AttributeError(f'nothing is called {name}')"
+    exec(code, vars(module))
+    yield module
+    del sys.modules["bare_module"]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("there", "absent"),
+    [
+        (b"Custom", b"Absent"),
+        (b"Nested", b"Absent"),
+        (b"Nested.Custom", b"Nested.Absent"),
+        (b"test_serde_serializer", b"gone_serde_serializer"),
+        (b"test_serde_serializer", b"test_serde.serializer"),
+        (b"\x15test_serde_serializer", b"\x0bbare_module"),
+        (b"\x15test_serde_serializer", b"\x05torch"),
+    ],
+)
+def test_missing_attribute_or_module_is_function_not_found(there: bytes, absent: bytes) -> None:
+    tried = 0
+    for value in (Custom(), Nested(), Nested.Custom(), Custom, Nested.Custom):
+        for protocol in range(4, pickle.HIGHEST_PROTOCOL + 1):
+            # Without the frame, whose length would not be right.
+            whole = pickle.dumps(value, protocol)
+            body = whole[:2] + whole[11:] if whole[2:3] == pickle.FRAME else whole
+            if there not in body:
+                continue
+            tried += 1
+            with pytest.raises(FunctionNotFound, match="importable on the callee"):
+                SERIALIZER.load(body.replace(there, absent))
+    assert tried
+
+
+def fail_at(kind: str) -> None:
+    """Fail as user code may that looks for something absent itself."""
+    if kind == "module":
+        torch.no_such_attribute  # noqa: B018
+    elif kind == "class":
+        Custom.no_such_attribute  # type: ignore[attr-defined]  # noqa: B018
+    elif kind == "path":
+        pickle.whichmodule.no_such.attribute  # type: ignore[attr-defined]  # noqa: B018
+    raise AttributeError(kind)
+
+
+class FailsThere:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        fail_at(state["kind"])
+
+
+@pytest.mark.parametrize("kind", ["module", "class", "path", "text"])
+def test_attribute_error_of_user_code_is_not_called_a_missing_function(kind: str) -> None:
+    body = SERIALIZER.dump(FailsThere(kind)).body
+    with pytest.raises(SerializationError) as caught:
+        SERIALIZER.load(body)
+    assert type(caught.value) is SerializationError
 
 
 class RebuildRaises:

@@ -45,7 +45,7 @@ from farcall.serde.strict.reader import Reader
 from farcall.serde.strict.writer import Writer
 from farcall.serde.tensors import DeviceMap
 from farcall.serde.tracebacks import cause_of
-from farcall.serde.unpickling import MainUnpickler
+from farcall.serde.unpickling import MainUnpickler, names_what_is_absent
 
 Body = bytes | bytearray | memoryview
 Around = Callable[[Callable[[], Any]], Any]
@@ -324,9 +324,7 @@ def _unpicklable(error: Exception) -> Exception:
 
 def _unloadable(error: BaseException) -> SerializationError:
     text = message_of(error)
-    kind = type(error)  # and not `isinstance`: the `__class__` of a user's error may raise
-    missing_attribute = issubclass(kind, AttributeError) and text.startswith("Can't get ")
-    if issubclass(kind, ImportError) or missing_attribute:
+    if names_what_is_absent(error):
         return FunctionNotFound(
             f"the message names what this worker does not have: {text}; "
             f"what the caller defines must be importable on the callee too "
