@@ -67,6 +67,9 @@ class WatchedLock:
     def release(self) -> None:
         self._lock.release()
 
+    def locked(self) -> bool:  # a condition asks for this method since Python 3.14
+        return self._lock.locked()
+
     def __enter__(self) -> bool:
         return self.acquire()
 
