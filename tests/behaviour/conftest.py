@@ -5,6 +5,7 @@ A test acts as worker "w0".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -94,3 +95,18 @@ def gate(start: object) -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.open()
+
+
+@pytest.fixture
+def without_reports_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop what Python reports, since 3.13, when torch's C++ asks an exception for an attribute.
+
+    pytest can't show a report of an exception that fails when it is printed.
+    """
+    report = sys.unraisablehook
+
+    def reported(what: Any) -> None:
+        if "PyObject_HasAttrString" not in (what.err_msg or ""):
+            report(what)
+
+    monkeypatch.setattr(sys, "unraisablehook", reported)

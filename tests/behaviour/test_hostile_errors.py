@@ -276,6 +276,7 @@ def outcomes_of(calls: Iterator[Callable[[], Any]]) -> list[Any]:
     return results
 
 
+@pytest.mark.usefixtures("without_reports_of_torch")
 @pytest.mark.parametrize("member", ERRORS)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
 def test_every_call_ends_that_fails_with_a_hostile_exception(

@@ -46,6 +46,7 @@ def check_all_end(pair: list[Agent], calls: Iterator[Callable[[], Any]]) -> None
     assert rpc.rpc_sync("w1", abs, args=(-1,)) == 1
 
 
+@pytest.mark.usefixtures("without_reports_of_torch")
 @pytest.mark.parametrize("kind", dict.fromkeys(ERRORS), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("transport", ["native"])
 def test_every_call_ends_that_fails_with_a_hostile_exception(pair: list[Agent], kind: type) -> None:
