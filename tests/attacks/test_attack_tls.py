@@ -19,7 +19,7 @@ import tls_scripts
 from certificates import Authority
 from crew import Crew, Member, call, join, leave_all
 from patience import PATIENCE
-from test_attack_floods import BUDGET, DESCRIPTORS, first_call, start
+from test_attack_floods import BUDGET, DESCRIPTORS, start
 from tls_scripts import AFTERWARDS, CLIENTS, ENDS_LATE, SERVERS, WAIT, Certified, Peer, Script
 
 from farcall.errors import FarcallError
@@ -135,7 +135,7 @@ def test_member_gets_in_and_files_open_while_hostile_clients_of_tls_are_there(
     """Start a client of each kind in each of three processes, again and again."""
     victim, first, second = members
     port = victim.run(honest.tcp_port)
-    assert first.run(first_call, "w0") >= 0
+    assert first.run(call, "w0", operator.add, 1, 2) == 3
     descriptors = victim.run(honest.count_descriptors)
     threads = victim.run(honest.count_threads)
     memory = victim.run(honest.forget_peak)
@@ -146,7 +146,7 @@ def test_member_gets_in_and_files_open_while_hostile_clients_of_tls_are_there(
         stranger.start(tls_drivers.attack_without_end, port, setting.beginning, begun, str(stop))
     for number in range(3):
         honest.wait_for(str(tmp_path / f"begun{number}"))
-    assert second.run(first_call, "w0") >= 0
+    assert second.run(call, "w0", operator.add, 1, 2) == 3
     assert victim.run(honest.open_files, 32) == 32
     assert victim.run(honest.count_descriptors) <= descriptors + BUDGET
     assert victim.run(honest.count_threads) <= threads + 8
