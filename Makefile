@@ -100,22 +100,25 @@ demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
 demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-# Tests that start processes wait for them most of the time: two of them have enough to do. A test that
-# stops its process with the interpreter held is out of reach of its own timeout, 600 seconds or up to
-# 920 in tests/process: somewhat later the process ends with the stacks of its threads, and the run
-# soon after. No other process takes its place: with loadfile, xdist's runs may then never end.
+# Tests that start processes wait for them most of the time, so both halves run at once; the output of
+# tests/process and tests/attacks comes at the end. A test that stops its process with the interpreter
+# held is out of reach of its own timeout, 600 seconds or up to 920 in tests/process: somewhat later the
+# process ends with the stacks of its threads, and the run soon after. No other process takes its place:
+# with loadfile, xdist's runs may then never end.
 # Files with many tests come first, but for tests/process: there a single test may take minutes.
 IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
 OF_PROCESSES = tests/process tests/attacks
-HANGS = --max-worker-restart=0 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
+TESTS = $(BIN)/python -m pytest --dist loadfile --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
 # Compiled first: where PYTHONDONTWRITEBYTECODE is set, as images of containers do, each process of the
 # tests would compile farcall anew, a fifth of its start.
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 	@$(BIN)/python -m compileall -q src tests benchmarks
 ifeq ($(TEST_ARGS),)
-	@failed=; \
-	$(BIN)/python -m pytest -n auto --dist loadfile $(HANGS)700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(HANGS)1000 $(OF_PROCESSES) || failed="$$failed $(OF_PROCESSES)"; \
+	@failed=; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; \
+	$(TESTS) -n 2 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
+	$(TESTS) -n auto -o faulthandler_timeout=700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
+	wait $$! || failed="$$failed $(OF_PROCESSES)"; \
+	cat "$$output"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi; \
 	echo "All tests passed: $(IN_PARALLEL) $(OF_PROCESSES)"
 else
