@@ -79,7 +79,7 @@ def remember() -> None:
 
 
 def is_more(now: Any, before: Any) -> bool:
-    """Return whether descriptors have come; of anything else, True.
+    """Return whether there are more descriptors; anything else that differs counts as more.
 
     A file that another thread read at that moment may have been among those of `remember`.
     """
