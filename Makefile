@@ -101,7 +101,7 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
 # Tests that start processes wait for them most of the time, so both halves run at once; the output of
-# tests/process and tests/attacks comes at the end. A test that stops its process with the interpreter
+# tests/process and tests/attacks comes at the end. A test that stops its process with the GIL
 # held is out of reach of its own timeout, 600 seconds or up to 920 in tests/process: somewhat later the
 # process ends with the stacks of its threads, and the run soon after. No other process takes its place:
 # with loadfile, xdist's runs may then never end.

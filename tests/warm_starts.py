@@ -28,7 +28,7 @@ OF_ZYGOTES = {b"OPENBLAS_NUM_THREADS": b"1", b"PADDING": PADDING.encode()}
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # <sys/prctl.h>
 
 _real_start: Callable[..., int] = _posixsubprocess.fork_exec
-_HAS_ZYGOTES = sys.platform == "linux" and not os.environ.get("TESTS_COLD")
+HAS_ZYGOTES = sys.platform == "linux" and not os.environ.get("TESTS_COLD")
 _MAIN = """
 import sys
 sys.path[0] = sys.argv[2]
@@ -188,8 +188,8 @@ def install(get: Callable[[dict[bytes, bytes]], Zygote | None]) -> None:
     def start(*given: Any) -> int:
         if [os.fsencode(path) for path in given[1]] == this_python:
             variables = dict(_pairs(_inherited() if given[5] is None else given[5]))
-            has_threads = variables.get(b"OMP_NUM_THREADS", b"1").isdigit()
-            zygote = get(variables) if has_threads else None
+            is_number = variables.get(b"OMP_NUM_THREADS", b"1").isdigit()
+            zygote = get(variables) if is_number else None
             if zygote is not None and (asked := zygote.job_of(given, variables)) is not None:
                 return zygote.start(*asked)
         return _real_start(*given)
@@ -217,7 +217,7 @@ class WarmStarts:
     @contextlib.contextmanager
     def given(self) -> Iterator[None]:
         """Have starts be warm for a while."""
-        if not _HAS_ZYGOTES:
+        if not HAS_ZYGOTES:
             yield
             return
         install(self._fitting)

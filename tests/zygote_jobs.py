@@ -69,7 +69,7 @@ def program_of(command: Sequence[bytes]) -> Program | None:
     is_unbuffered = is_silent = False
     while words:
         match words:
-            case ["-B", *words] if sys.dont_write_bytecode:  # as multiprocessing hands it on
+            case ["-B", *words] if sys.flags.dont_write_bytecode:  # as multiprocessing hands it on
                 continue
             case ["-u", *words]:
                 is_unbuffered = True

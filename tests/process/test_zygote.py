@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
+from warm_starts import HAS_ZYGOTES
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="zygotes adopt as Linux does")
+pytestmark = pytest.mark.skipif(not HAS_ZYGOTES, reason="TESTS_COLD, or no Linux")
 
 # A zygote does not know -X, so that is a real start; the number is the one that Python has anyway.
 COLD = (sys.executable, "-X", f"int_max_str_digits={sys.get_int_max_str_digits()}")
@@ -157,6 +158,20 @@ def test_what_only_a_real_start_can_do_is_one(tmp_path: Path) -> None:
     assert "No such file" in ended(WARM, "nowhere.py").stderr
     with pytest.raises(FileNotFoundError):
         ended(WARM, *is_warm, cwd=tmp_path / "nowhere")
+
+
+def test_a_variable_that_is_read_late_leaves_starts_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as `ray.init` leaves it
+    is_warm = ("-c", "import sys; print('zygote' in sys.modules)")
+    assert ended(WARM, *is_warm).stdout == "True\n"
+
+
+def test_variables_that_are_read_early_have_a_zygote_when_they_come_again(tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").touch()
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    is_warm = ("-c", "import sys, only_there; print('zygote' in sys.modules)")
+    for expected in ("False\n", "True\n"):
+        assert ended(WARM, *is_warm, env={**os.environ, "PYTHONPATH": path}).stdout == expected
 
 
 STARTS = """

@@ -43,7 +43,9 @@ PATTERNS = {
     "headless who": re.compile(rf"(?i)(?:^|[.;:!?]\s+|\(|\b(?:{LEADS})\s+)who\s"),
     # "False: it is not so." where a sentence may begin. Not counted: what a parameter's value
     # means, after a semicolon.
-    "returned fragment": re.compile(r"(?m)(?:^[ ]*|[.!?]\s+)`*(?:True|False|None)`*: "),
+    "returned fragment": re.compile(
+        r"(?m)(?:^[ ]*|[.!?]\s+|^Return\b[^.]*; )`*(?:True|False|None)`*: "
+    ),
     "for ever": re.compile(r"\bfor\s+ever\b"),
     "interpreter for GIL": re.compile(rf"\b(?!{REAL_INTERPRETERS})(?<!Python )interpreter\b"),
     # Only docstrings.
@@ -208,7 +210,11 @@ def test_the_numbers_only_fall(pattern: str, in_pages: bool) -> None:
 
 COUNTED = {
     "headless who": ["Who asks gets it.", "It is for who calls.", "Its name: who dials."],
-    "returned fragment": ["False: it is not so.", "Wait for it. None: it has ended."],
+    "returned fragment": [
+        "False: it is not so.",
+        "Wait for it. None: it has ended.",
+        "Return a name; None: it has none.",
+    ],
     "for ever": ["It waits for ever."],
     "interpreter for GIL": [
         "A thread takes the interpreter.",

@@ -74,7 +74,7 @@ class RefTables:
         return entry.cause if isinstance(entry, Held) and entry.state is HeldState.VOID else None
 
     def owner_of(self, ref: RefId) -> int | None:
-        """Return in which incarnation the owner of a reference is known; None: it is not."""
+        """Return in which incarnation the owner of a reference is known, or None."""
         held = self._held.get(ref)
         return self._me if ref in self._owned else None if held is None else held.owner
 

@@ -111,6 +111,6 @@ def is_at_work() -> bool:
 
 
 def allowed_now() -> Only | None:
-    """Return what the caller of the call may do that is served here; None: everything."""
+    """Return what the caller of the call may do that is served here, or None for all."""
     context = current_context()
     return None if context is None or context.job is None else context.job.peer.only

@@ -140,7 +140,7 @@ class Worker:
     # Contexts.
 
     def give(self, context: int, peer: int) -> Content | None:
-        """Give a context to a peer, with a call; None: it has ended."""
+        """Give a context to a peer, with a call, or return None if it has ended."""
         if peer == self.id:
             return self.contexts.get(context)
         if self.contexts.has_parted(context, peer):

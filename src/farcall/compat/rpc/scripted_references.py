@@ -122,7 +122,7 @@ def call_method(method: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _all_arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
-    """Return all arguments by position, with defaults; None: they don't fit."""
+    """Return all arguments by position, with defaults, or None if they don't fit."""
     arguments = schema.arguments
     names = [argument.name for argument in arguments]
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}

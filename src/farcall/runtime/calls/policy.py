@@ -41,7 +41,7 @@ class Policy:
         return self._rules is not None
 
     def of(self, worker: str) -> Only | None:
-        """Return what a worker of this name may do; None: everything."""
+        """Return what a worker of this name may do, or None if that is everything."""
         if self._rules is None:
             return None
         for pattern, only in self._rules.items():

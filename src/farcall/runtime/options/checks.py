@@ -63,7 +63,7 @@ def store(given: Store | None) -> Store | None:
 
 
 def listen(given: str | None) -> str | None:
-    """Return the address as given, or as the environment says; None: neither says one."""
+    """Return the address as given, or as the environment says, or None."""
     what = "listen"
     if given is None:
         given = os.environ.get("FARCALL_LISTEN") or None
@@ -114,7 +114,7 @@ def dead_host_timeout(given: float | None) -> float:
 
 
 def secret(given: Secret | str | bytes | None) -> Secret | None:
-    """Return a secret; None: the environment or this machine has one, see `credential`."""
+    """Return a secret, or None to use that of the environment or machine, see `credential`."""
     return None if given is None else Secret(given)
 
 
@@ -185,7 +185,7 @@ def _names(given: Collection[str], what: str) -> tuple[str, ...]:
 
 
 def policy(given: Only | Mapping[str, Only] | None) -> Only | Mapping[str, Only] | None:
-    """Return the policy as given; None: others may do everything here."""
+    """Return the policy as given, or None if others may do everything here."""
     if given is None or isinstance(given, Only):
         return given
     if not isinstance(given, Mapping) or not all(

@@ -78,7 +78,7 @@ def machine_secret() -> tuple[Secret, str]:
 
 
 def machine_secret_file() -> str | None:
-    """Return where the secret of this user on this machine is; None: it is yet to be made."""
+    """Return where the secret of this user on this machine is, or None if it is yet to be made."""
     paths = [os.path.join(base, folder, NAME) for base, folder in _places()]
     return next(filter(os.path.lexists, paths), None)
 

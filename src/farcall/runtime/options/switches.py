@@ -28,7 +28,7 @@ def switch(what: str, given: bool | None, variable: str, default: bool) -> bool:
 
 
 def tls(given: TlsConfig | None) -> TlsConfig | None:
-    """Return the certificates as given, or as the environment says; None: there are none."""
+    """Return the certificates as given, or as the environment says, or None."""
     if given is None:
         names = [f"FARCALL_TLS_{what}" for what in ("CERT", "KEY", "CA")]
         paths = [os.environ.get(name, "") for name in names]

@@ -285,7 +285,7 @@ class References:
         return HeldState.CREATING if owner is None else self._refs.state(handle.ref, owner)
 
     def _owner_of(self, handle: RefHandle) -> int | None:
-        """Return in which incarnation the machine knows the owner; None: it has heard of none."""
+        """Return in which incarnation the machine knows the owner, or None."""
         return self._refs.owner_of(handle.ref) if handle.owner == SOUGHT else handle.owner
 
     def described_state(self, handle: RefHandle) -> str:
