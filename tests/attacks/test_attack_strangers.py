@@ -13,11 +13,12 @@ import honest
 import pytest
 import stranger
 from certificates import Authority
+from clusters import patient_cluster
 from crew import Crew, Member, call, join, leave_all
 from networks import enter, network
 
 from farcall import rpc
-from farcall.testing.cluster import acting_as, cluster
+from farcall.testing.cluster import acting_as
 
 
 def nobody(crew: Crew) -> Member:
@@ -172,7 +173,7 @@ def sockets_of_a_cluster() -> int:
         )
 
     before = count()
-    with cluster(2) as workers, acting_as(workers[0]):
+    with patient_cluster(2) as workers, acting_as(workers[0]):
         assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
         return count() - before
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pairing
 import pytest
+from clusters import patient_cluster
 from collector import frozen  # noqa: F401  # a fixture
 
 from behaviour.helpers import Gate
 from farcall.runtime.agent import Agent
-from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
+from farcall.testing.cluster import TRANSPORTS, Transport, acting_as
 
 # Where the transport matters most.
 ON_PROCESS_GROUPS = {
@@ -70,7 +71,7 @@ def start(transport: Transport) -> Iterator[Callable[..., list[Agent]]]:
     with ExitStack() as stack:
 
         def start(size: int, **options: Any) -> list[Agent]:
-            agents = stack.enter_context(cluster(size, transport=transport, **options))
+            agents = stack.enter_context(patient_cluster(size, transport=transport, **options))
             stack.enter_context(acting_as(agents[0]))
             return agents
 

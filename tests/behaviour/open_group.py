@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from patience import PATIENCE
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # as in stores.py
 
 from farcall.autograd.autograd import Autograd
@@ -19,7 +20,7 @@ class OpenGroup:
         self.store = HashStore()
         self.agents: list[Agent] = []
 
-    def join(self, name: str, role: str = "", rpc_timeout: float = 60.0) -> Agent:
+    def join(self, name: str, role: str = "", rpc_timeout: float = PATIENCE) -> Agent:
         options = RpcBackendOptions(rpc_timeout, store=self.store, role=role)
         agent = start_agent(name, -1, None, options, Credentials(), 0, Quirks(), Autograd)
         self.agents.append(agent)

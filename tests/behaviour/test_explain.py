@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from clusters import patient_cluster
 
 from behaviour.helpers import PATIENCE
 from farcall import rpc
@@ -16,7 +17,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.runtime.agent import Agent
 from farcall.runtime.inspection import looking, paths
 from farcall.runtime.membership.endpoints import open_endpoint
-from farcall.testing.cluster import TRANSPORTS, acting_as, cluster
+from farcall.testing.cluster import TRANSPORTS, acting_as
 from farcall.transport.base import Means
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import Listening
@@ -31,7 +32,7 @@ def nothing() -> None:
 
 @pytest.fixture
 def two(transport: str) -> Iterator[list[Agent]]:
-    with cluster(2, transport=transport) as agents, acting_as(agents[0]):
+    with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
         yield agents
 
 

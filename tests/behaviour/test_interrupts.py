@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from clusters import patient_cluster
 from interrupts import Interrupt, needs_its_bytecode
 from patience import PATIENCE
 
@@ -18,7 +19,7 @@ from behaviour.unmet import Store
 from farcall import autograd, rpc
 from farcall.errors import Cancelled, PeerLost
 from farcall.runtime.agent import Agent
-from farcall.testing.cluster import Transport, acting_as, cluster
+from farcall.testing.cluster import Transport, acting_as
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -161,7 +162,7 @@ def test_a_thread_that_is_interrupted_while_it_ends_calls_ends_all(
 ) -> None:
     for number in itertools.count(1):
         gate = Gate()
-        with cluster(2, transport=transport) as agents, acting_as(agents[0]):
+        with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
             waiting = rpc.rpc_async("w1", wait_at, args=(gate,), timeout=0)
             interrupt = Interrupt(number)
             interrupt.run(lambda agents=agents: end(agents))

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from clusters import patient_cluster
 
 from behaviour.helpers import PATIENCE, Box, Gate, echo, in_threads, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
 from farcall.runtime.current import set_default_agent
-from farcall.testing.cluster import Transport, acting_as, cluster
+from farcall.testing.cluster import Transport, acting_as
 
 
 def shut_down(agent: Agent, timeout: float = 0.0) -> Callable[[], None]:
@@ -142,7 +143,7 @@ def test_shutting_down_twice_is_harmless(pair: list[Agent]) -> None:
 
 def test_the_rpc_module_shuts_its_default_agent_down(transport: Transport) -> None:
     for _ in range(3):
-        with cluster(2, transport=transport) as agents:
+        with patient_cluster(2, transport=transport) as agents:
             set_default_agent(agents[0])
             try:
                 assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
@@ -190,7 +191,7 @@ def test_a_handler_may_shut_its_worker_down(pair: list[Agent]) -> None:
 
 def test_groups_come_and_go_without_leaving_anything(transport: Transport) -> None:
     def use() -> None:
-        with cluster(3, transport=transport) as agents:
+        with patient_cluster(3, transport=transport) as agents:
             with acting_as(agents[0]):
                 rrefs = [rpc.remote(to, echo, args=(to,)) for to in range(3)]
                 assert [rref.to_here() for rref in rrefs] == [0, 1, 2]
@@ -213,7 +214,7 @@ def test_closing_at_once_leaves_nothing(transport: Transport) -> None:
     threads, files = set(threading.enumerate()), open_files()
     gate = Gate()
     for _ in range(5):
-        with cluster(2, transport=transport) as agents, acting_as(agents[0]):
+        with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
             futures = [rpc.rpc_async("w1", echo, args=(i,)) for i in range(50)]
             sync = rpc.rpc_async("w0", wait_at, args=(gate,))
             gate.wait_for_arrivals()
@@ -228,7 +229,7 @@ def test_closing_at_once_leaves_nothing(transport: Transport) -> None:
 
 def test_calls_that_race_with_the_end_all_end(transport: Transport) -> None:
     for _ in range(5):
-        with cluster(2, transport=transport) as agents:
+        with patient_cluster(2, transport=transport) as agents:
             started = threading.Barrier(5)
 
             def call(agent: Agent, to: str, started: threading.Barrier = started) -> str:

@@ -6,10 +6,11 @@ import operator
 
 import pytest
 import torch
+from clusters import patient_cluster
 from patience import PATIENCE
 
 from farcall import rpc
-from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
+from farcall.testing.cluster import TRANSPORTS, Transport, acting_as
 
 
 def gather_back(depth: int, to: str, back: str) -> int:
@@ -25,5 +26,5 @@ def gather_back(depth: int, to: str, back: str) -> int:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_mutual_calls_under_wait_all_do_not_starve_a_single_thread(transport: Transport) -> None:
-    with cluster(2, transport=transport, num_worker_threads=1) as (w0, _), acting_as(w0):
+    with patient_cluster(2, transport=transport, num_worker_threads=1) as (w0, _), acting_as(w0):
         assert rpc.rpc_sync("w1", gather_back, args=(6, "w0", "w1"), timeout=PATIENCE) == 6

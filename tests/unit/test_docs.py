@@ -21,9 +21,10 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+from clusters import patient_cluster
 from patience import PATIENCE
 
-from farcall.testing.cluster import acting_as, cluster
+from farcall.testing.cluster import acting_as
 
 ROOT = Path(__file__).parents[2]
 GUIDE = sorted((ROOT / "docs/guide").glob("*.md"))
@@ -114,7 +115,7 @@ def test_code_on_the_page_runs_and_prints_what_it_says(
     page: str, namespace: dict[str, object]
 ) -> None:
     blocks = [block for block in blocks_of(ROOT / page) if not block.is_script]
-    with cluster(3) as workers, acting_as(workers[0]):
+    with patient_cluster(3) as workers, acting_as(workers[0]):
         for block in blocks:
             assert run_here(block, namespace).splitlines() == block.prints, block
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
+from farcall.runtime.options.backend_options import DEFAULT_RPC_TIMEOUT
+
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 WANTED = 1.0  # seconds; a limit below it is to pass
@@ -87,10 +89,20 @@ def limits(tree: ast.AST) -> Iterator[tuple[int, int, float]]:
                 found = [right] if is_time else []
             case _:
                 found = []
-        for one in found:
-            value = number(one)
+        values = [number(one) for one in found]
+        if calls_wait_as_by_default(node):
+            values.append(DEFAULT_RPC_TIMEOUT)
+        for value in values:
             if value is not None:
                 yield node.lineno, node.end_lineno or node.lineno, value
+
+
+def calls_wait_as_by_default(node: ast.AST) -> bool:
+    """Return whether this starts workers whose calls time out after a minute."""
+    match node:
+        case ast.Call(func=ast.Name(id="cluster"), keywords=keywords):
+            return not {None, "rpc_timeout"} & {word.arg for word in keywords}
+    return False
 
 
 def small_limits(source: str, name: str) -> list[str]:
@@ -133,6 +145,7 @@ def test_limits_of_whole_tests_are_larger_than_the_tests_patience() -> None:
         "done.wait(30)",
         "thread.join(10.0)",
         "subprocess.run(command, timeout=60)",
+        "with cluster(2, transport='socket') as (w0, w1): pass",
         "rpc.rpc_sync('w1', f, timeout=5)",
         "SECONDS = 100",
         "PATIENCE = 30.0",
@@ -154,6 +167,8 @@ def test_a_small_limit_is_found(source: str) -> None:
         "rpc.rpc_sync('w1', f, timeout=0.05)",
         "rpc.rpc_sync('w1', f, timeout=0)",
         "subprocess.run(command, timeout=600)",
+        "with patient_cluster(2, transport='socket') as (w0, w1): pass",
+        "with cluster(2, rpc_timeout=600) as (w0, w1): pass",
         "', '.join(names)",
         "future.set_result(7)",
     ],

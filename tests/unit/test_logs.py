@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from clusters import patient_cluster
 
 from farcall import rpc
 from farcall.runtime import logs
 from farcall.runtime.calls import call_completion
-from farcall.testing.cluster import acting_as, cluster
+from farcall.testing.cluster import acting_as
 
 PROGRAM = """
 import operator, sys
@@ -66,7 +67,7 @@ def test_links_and_slow_calls_have_a_line_each(
 ) -> None:
     caplog.set_level(logging.DEBUG, "farcall")
     monkeypatch.setattr(call_completion, "SLOW_SECONDS", 0.0)
-    with cluster(2, transport="socket") as (first, second), acting_as(first):
+    with patient_cluster(2, transport="socket") as (first, second), acting_as(first):
         assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
         assert rpc.rpc_async("w1", operator.add, args=(1, 2)).wait() == 3
         second.close()
@@ -84,6 +85,6 @@ def test_links_and_slow_calls_have_a_line_each(
 
 def test_quick_calls_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "farcall")
-    with cluster(2) as (first, _), acting_as(first):
+    with patient_cluster(2) as (first, _), acting_as(first):
         assert rpc.rpc_sync("w1", operator.add, args=(1, 2)) == 3
     assert "took" not in caplog.text

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
+from clusters import patient_cluster
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -28,7 +29,7 @@ from farcall.demos.parameter_server import (
     load_digits,
     make_model,
 )
-from farcall.testing.cluster import acting_as, cluster
+from farcall.testing.cluster import acting_as
 
 Mode = Literal["async", "sync"]
 OPTIONS = Options(
@@ -65,7 +66,7 @@ def run(job: Job) -> Progress:
 
 
 def parameters_after(options: Options, training: Pictures) -> Parameters:
-    with cluster(options.trainers + 1) as workers, acting_as(workers[0]):
+    with patient_cluster(options.trainers + 1) as workers, acting_as(workers[0]):
         job = Job(options, training, pictures(10))
         run(job)
         return {name: value.detach() for name, value in job.server.model.named_parameters()}
@@ -88,7 +89,7 @@ def parameters_in_one_process(options: Options, training: Pictures) -> Parameter
 
 def batches_of_trainers(options: Options, training: Pictures) -> list[list[Pictures]]:
     """Return the batches that `Job` spreads: every trainer has each n-th picture."""
-    with cluster(options.trainers + 1) as workers, acting_as(workers[0]):
+    with patient_cluster(options.trainers + 1) as workers, acting_as(workers[0]):
         trainers = [rref.to_here() for rref in Job(options, training, training).trainers]
         return [list(trainer.batches()) for trainer in trainers]
 
@@ -126,7 +127,7 @@ def test_seed_decides_which_pictures_are_for_testing() -> None:
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_trainers_share_the_training_pictures_and_get_none_for_testing(mode: Mode) -> None:
     training, test = pictures(50), pictures(20)
-    with cluster(4) as workers, acting_as(workers[0]):
+    with patient_cluster(4) as workers, acting_as(workers[0]):
         job = Job(replace(OPTIONS, mode=mode), training, test)
         trainers = [rref.to_here() for rref in job.trainers]
     assert rows(*(trainer.pictures for trainer in trainers)) == rows(training)
@@ -187,7 +188,7 @@ def test_trainers_learn_together_to_tell_digits_apart(
         options = replace(
             OPTIONS, mode=mode, hogwild=hogwild, epochs=epochs, batch_size=16, seed=7 + seed
         )
-        with cluster(4) as workers, acting_as(workers[0]):
+        with patient_cluster(4) as workers, acting_as(workers[0]):
             history = list(Job(options, *load_digits(seed=0)).train())
         assert history[0].accuracy < 0.5
         # A leap may come at any time, also at the end.
@@ -203,7 +204,7 @@ def test_trainers_learn_together_to_tell_digits_apart(
 )
 def test_run_counts_updates_and_pictures(mode: Mode, hogwild: bool, updates: int) -> None:
     options = replace(OPTIONS, mode=mode, hogwild=hogwild)
-    with cluster(4) as workers, acting_as(workers[0]):
+    with patient_cluster(4) as workers, acting_as(workers[0]):
         history = list(Job(options, pictures(60), pictures(10)).train())
     assert [progress.number for progress in history] == list(range(len(history)))
     assert (history[0].updates, history[0].images, history[0].seconds) == (0, 0, 0.0)
@@ -213,7 +214,7 @@ def test_run_counts_updates_and_pictures(mode: Mode, hogwild: bool, updates: int
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_accuracy_is_the_share_of_right_answers(mode: Mode) -> None:
     test = pictures(40)
-    with cluster(4) as workers, acting_as(workers[0]):
+    with patient_cluster(4) as workers, acting_as(workers[0]):
         job = Job(replace(OPTIONS, mode=mode), pictures(60), test)
         last = run(job)
         answers = job.server.model(test.images).argmax(dim=1)
@@ -223,7 +224,7 @@ def test_accuracy_is_the_share_of_right_answers(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_job_that_is_stopped_ends_before_its_last_epoch(mode: Mode) -> None:
-    with cluster(4) as workers, acting_as(workers[0]):
+    with patient_cluster(4) as workers, acting_as(workers[0]):
         job = Job(replace(OPTIONS, mode=mode, epochs=10**6), pictures(60), pictures(10))
         history = []
         for progress in job.train():
@@ -237,7 +238,7 @@ def test_job_that_is_stopped_ends_before_its_last_epoch(mode: Mode) -> None:
 def test_error_on_a_trainer_ends_the_job_with_it(mode: Mode) -> None:
     training = pictures(60)
     training.labels[1] = 99  # the first of trainer 2
-    with cluster(4) as workers, acting_as(workers[0]):
+    with patient_cluster(4) as workers, acting_as(workers[0]):
         job = Job(replace(OPTIONS, mode=mode, epochs=1), training, pictures(10))
         with pytest.raises(IndexError, match="99") as raised:
             run(job)
@@ -283,7 +284,7 @@ def test_leaving_without_a_gradient_in_wait_changes_nothing() -> None:
 
 
 def test_server_of_one_thread_answers_others_while_a_trainer_waits_for_the_rest() -> None:
-    with cluster(2, num_worker_threads=1) as workers, acting_as(workers[1]):
+    with patient_cluster(2, num_worker_threads=1) as workers, acting_as(workers[1]):
         server: rpc.RRef[SyncServer] = rpc.remote("w0", SyncServer, (replace(OPTIONS, trainers=2),))
         before = server.rpc_sync().fetch()
         ones = [torch.ones_like(value) for value in before.values()]

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from clusters import patient_cluster
 from patience import PATIENCE
 
 import farcall
@@ -25,7 +26,7 @@ from farcall.runtime.membership.stores import bounded
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.function_queue import FunctionQueue, max_threads_of
 from farcall.runtime.threads.places import Places
-from farcall.testing.cluster import TRANSPORTS, Transport, acting_as, cluster
+from farcall.testing.cluster import TRANSPORTS, Transport, acting_as
 from farcall.threads import FarcallThread
 from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.uninterrupted import in_a_thread
@@ -66,7 +67,7 @@ def test_links_are_made_without_threads_of_their_own(
     none_for: Callable[[str], list[str]], transport: Transport, kind: str
 ) -> None:
     refused = none_for(f"farcall-{kind}-")
-    with cluster(3, transport=transport) as agents, acting_as(agents[0]):
+    with patient_cluster(3, transport=transport) as agents, acting_as(agents[0]):
         for to in ("w1", "w2"):
             assert rpc.rpc_sync(to, abs, args=(-1,), timeout=PATIENCE) == 1
     assert refused
@@ -76,7 +77,7 @@ def test_an_endpoint_that_can_not_accept_says_so(none_for: Callable[[str], list[
     none_for("farcall-accept-")
     before = set(threading.enumerate())
     with pytest.raises(LinkError, match=r"no thread to accept connections: can't start new thread"):
-        cluster(2, transport="socket").__enter__()
+        patient_cluster(2, transport="socket").__enter__()
     assert set(threading.enumerate()) <= before  # others may have ended
 
 
@@ -87,9 +88,9 @@ def test_channels_of_a_process_group(
     refused = none_for(rf"farcall .* {direction}$")
     if direction == "in":
         with pytest.raises(LinkError, match="no thread for the connection to rank 1: can't start"):
-            cluster(2, transport="process_group").__enter__()
+            patient_cluster(2, transport="process_group").__enter__()
         return
-    with cluster(2, transport="process_group") as agents, acting_as(agents[0]):
+    with patient_cluster(2, transport="process_group") as agents, acting_as(agents[0]):
         with pytest.raises((rpc.RpcTimeout, rpc.PeerLost)):
             rpc.rpc_sync("w1", abs, args=(-1,), timeout=0.5)
         assert refused

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from clusters import patient_cluster
 
 from farcall import rpc
 from farcall.errors import SerializationError
 from farcall.serde import Serializer, reason_of
-from farcall.testing.cluster import acting_as, cluster
+from farcall.testing.cluster import acting_as
 
 SAYS = "can't be sent: "
 serializer = Serializer()
@@ -62,7 +63,7 @@ HOW = ("dump", "call", "keyword", "result", "again", "other")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
 def test_it_is_said_once(depth: int, how: str) -> None:
-    with cluster(2) as (w0, _), acting_as(w0):
+    with patient_cluster(2) as (w0, _), acting_as(w0):
         ways = [
             lambda: serializer.dump(Inside(depth, how)),
             lambda: rpc.rpc_sync("w1", nothing, args=(Inside(depth, how),)),
@@ -113,7 +114,7 @@ def test_results_that_no_pickler_takes_come_with_a_remedy(
     function: Callable[[], object], remedy: str, is_inside: bool
 ) -> None:
     called = listed if is_inside else call
-    with cluster(2) as workers, acting_as(workers[0]):
+    with patient_cluster(2) as workers, acting_as(workers[0]):
         with pytest.raises(SerializationError, match=r"cannot pickle '\w+' object; ") as caught:
             rpc.rpc_sync("w1", called, args=(function,))
         assert str(caught.value).count(remedy) == 1

@@ -75,6 +75,6 @@ if __name__ == "__main__":
         "of_an_optimizer": of_an_optimizer,
         "that_are_sent": that_are_sent,
     }
-    with cluster(2) as (w0, _), acting_as(w0):
+    with cluster(2, rpc_timeout=600) as (w0, _), acting_as(w0):
         programs[sys.argv[1]]()
     print("done")

@@ -13,9 +13,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from clusters import patient_cluster
+from patience import PATIENCE
+
 from farcall import rpc
 from farcall.runtime.threads.thread_stacks import current_frames
-from farcall.testing.cluster import Transport, acting_as, cluster
+from farcall.testing.cluster import Transport, acting_as
 from simulator.gradients.distributed import Host, hosting, run_distributed
 from simulator.gradients.generate import draw_leaves, generate
 from simulator.gradients.local import run_locally
@@ -23,8 +26,6 @@ from simulator.gradients.outcome import Outcome, differences
 from simulator.gradients.program import MAX_WORKERS, Program
 
 T = TypeVar("T")
-
-PATIENCE = 60.0  # seconds that a program may take; it takes milliseconds
 
 
 class Hang(Exception):
@@ -40,7 +41,7 @@ class Bench:
     """
 
     def __init__(self, transport: Transport = "inproc", **options: Any) -> None:
-        self._cluster = cluster(MAX_WORKERS, transport=transport, **options)
+        self._cluster = patient_cluster(MAX_WORKERS, transport=transport, **options)
         self._stack = ExitStack()
         self._numbers = itertools.count()
         self._programs: dict[int, int] = {}
