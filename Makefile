@@ -39,13 +39,14 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 SECONDS ?= 3600
 CLANG ?= clang++
 SANITIZER ?= address
+FACTOR ?= 8
 # AddressSanitizer and UndefinedBehaviorSanitizer can watch the same program.
 SANITIZE_address := address,undefined
 SANITIZE_thread := thread
 RUNTIME_address := libasan.so
 RUNTIME_thread := libtsan.so
 
-.PHONY: help $(DEMOS) test conformance lint check format tidy pictures recording docs sim field chaos soak bench bench-keep bench-all clean
+.PHONY: help $(DEMOS) test test-slow conformance lint check format tidy pictures recording docs sim field chaos soak bench bench-keep bench-all clean
 .PHONY: native native-test native-clang sanitize sanitize-python fuzz lock wheel matrix audit
 
 help: ## List the targets.
@@ -124,6 +125,12 @@ ifeq ($(TEST_ARGS),)
 else
 	$(BIN)/python -m pytest $(TEST_ARGS)
 endif
+
+# For each change of limits of time. Where a test waits for a limit to pass, it waits less, too.
+FAST_CLOCK = build/fast_clock.so
+test-slow: $(NATIVE) ## Run tests as on a machine that is 8 times slower. Options: FACTOR=20 TEST_ARGS="tests/process"
+	$${CC:-cc} -O2 -shared -fPIC -o $(FAST_CLOCK) tests/fast_clock.c -ldl
+	FAST_CLOCK=$(FACTOR) LD_PRELOAD=$(CURDIR)/$(FAST_CLOCK) $(TESTS) --timeout=0 -n auto $(or $(TEST_ARGS),$(IN_PARALLEL))
 
 conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
 	@$(BIN)/python -m compileall -q src tests
