@@ -1,11 +1,11 @@
 """Decide which requests of one peer may run, and whether more of them are read.
 
-This keeps one caller from exhausting the worker. A caller that does not read its answers must cost
-the other callers no thread and not all of the memory, and neither must a caller that sends requests
-faster than their functions run.
+These rules keep one caller from exhausting the worker. A caller that does not read its answers, or
+that sends requests faster than their functions run, must not take the other callers' threads, nor
+all of the memory.
 
-*Answers.* The answers wait in a box (`outbox`). While as many bytes wait there as may, no function
-of the caller's requests begins.
+*Answers.* Answers that can't be sent at once wait in an outbox (`outbox`). While `most` bytes or
+more wait there, no function of the caller's requests begins.
 
     state   event                    next    effect
     ------  -----------------------  ------  ---------------------------------------------
@@ -19,11 +19,12 @@ of the caller's requests begins.
     any     lost                     LOST    every job that is held comes out, to be ended
     LOST    begin                    LOST    the job runs: it finds that its caller is lost
 
-*Requests.* Requests whose functions have not begun are queued. Beyond a bound in requests or in
-bytes the link that they come by is not read, until half of the bound is left. That holds up the
-caller, and not the functions that are queued. But if these can't run for want of threads, the
-functions that have the threads may be waiting for a frame that is still to be read: a nested call,
-or a message about a reference. Then as much again is read.
+*Requests.* Requests whose functions have not begun are queued. When the queue exceeds a bound in
+requests or in bytes, the link of these requests is not read until the queue has shrunk to half of
+each bound. That holds up the caller, and not the queued functions. But if the queued functions
+can't run for want of threads, the functions that have the threads may be waiting for a frame that
+is not read yet: a nested call, or a message about a reference. Then the bounds grow, and as much
+again is read.
 
     state   event                                  next    effect
     ------  -------------------------------------  ------  -----------------------------------
@@ -35,7 +36,7 @@ or a message about a reference. Then as much again is read.
     PAUSED  stuck: there are no threads            READS   the bounds grow by the queue's size
     READS   begun, half of both bounds left        READS   the bounds are the first ones again
     READS   stuck                                  READS
-    any     lost                                   READS   and so it stays
+    any     lost                                   READS   for the rest of its life
 
 Invariants (tests cite them):
 
@@ -44,7 +45,7 @@ ADM-2  While `most` bytes or more wait, no job begins, unless the peer is lost.
 ADM-3  While less than `most` bytes wait, or the peer is lost, no job is held.
 ADM-4  While more is queued than a bound allows, the link is not read, unless the peer is lost.
 ADM-5  While no more is queued than half of both bounds, the link is read.
-ADM-6  After `stuck` the link is read until more has come.
+ADM-6  After `stuck` the link is read until more requests have come.
 """
 
 from __future__ import annotations

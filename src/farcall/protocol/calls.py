@@ -38,7 +38,8 @@ CALL-1  A record comes out of `Outgoing` exactly once: every call has one outcom
 CALL-2  `Incoming.request` is true at most once per call id: a function runs at most once.
 CALL-3  An abandoned call is closed by the callee's answer, after which it can't run any more.
 CALL-4  An id of which the callee has heard nothing is given to the next call. So the ids that the
-        callee has seen have no more holes than calls were begun at once, and its memory is bounded.
+        callee has seen have no more holes than calls were begun at once, and the callee's memory is
+        bounded.
 
 A call can be stopped before its function begins, and after the function has returned a future that
 is not completed: the function has run then, and only its outcome is missing. Such a call finishes

@@ -1,8 +1,8 @@
 """Decide where and when to dial one incarnation of a worker, and when it counts as dead.
 
-Several callers may want a link to the same worker, each up to a deadline of its own. One of them
-at a time is the *dialler*: it carries out what the machine says. The others wait. A *round* tries
-every address of the worker once, in order.
+Several callers may want a link to the same worker, each up to a deadline of its own. One caller at
+a time is the *dialler*, which carries out the machine's instructions; the others wait. A *round*
+tries every address of the worker once, in order.
 
     state                event                              next        instruction
     -------------------  ---------------------------------  ----------  -------------------------
@@ -27,16 +27,16 @@ every address of the worker once, in order.
 
 Callers whose deadline has passed are Late in every state but LINKED and DEAD.
 
-What a failure says:
+Each failure of an attempt means:
 
     failure               the worker is not there  counts as silence  ends the silence
     --------------------  -----------------------  -----------------  ----------------
     ABSENT                yes                      no                 no
     NO_ANSWER             no                       yes                no
     TIMED_OUT             no                       if long enough     no
-    OF_THIS_MACHINE       no                       no: nor the round  no
+    OF_THIS_MACHINE       no                       no, see CON-5      no
     HANDSHAKE_UNFINISHED  no                       no                 yes
-    REFUSED               ends it, see CON-4       no                 no
+    REFUSED               see CON-4                no                 no
 
 An attempt is long enough if it had `PROOF_SECONDS`, or `PROOF_SHARE` of `dead_after` if that is
 shorter. (`dead_after` is the option `dead_host_timeout`.)
@@ -46,22 +46,25 @@ Invariants:
 CON-1 (only proof is death) A worker is declared dead only if every address said in one round that
       it is not there, or by CON-4, or by silence. Silence takes `dead_after` seconds of attempts
       and `FEWEST_ROUNDS` rounds in a row in which no address gave a connection to the worker. The
-      time between calls does not count, nor does an attempt or a pause beyond the time that it was
-      given: this process may have been stopped then.
+      time between calls does not count. Neither does the part of an attempt or a pause that goes
+      beyond its limit, since this process may have been stopped then.
 CON-2 (deadlines hold) No instruction goes beyond the deadline of its caller, and a caller that has
       neither a link nor a dead worker at its deadline is Late then, and not before.
-CON-3 (persistence) Until then the worker is tried again, at most `LONGEST_PAUSE` seconds after the
-      round before, however often that failed.
-CON-4 (refusal) What a worker's own address refuses is final. Elsewhere it is final if no address
-      of the round may still lead to the worker: another host's worker may have answered.
+CON-3 (persistence) Until the deadline the worker is dialled again, at most `LONGEST_PAUSE` seconds
+      after the round before, however many rounds have failed.
+CON-4 (refusal) A refusal at a worker's own address is final. A refusal at another address may come
+      from another host's worker, so it is final only if no address of the round may still lead to
+      the worker.
 CON-5 (dark hosts end) A host that has given no connection for `dead_after` seconds of attempts is
-      dead, up to the end of the round. Rounds of this machine's own failures don't count, in either
-      direction, and neither do those whose callers had no time for a connection.
-CON-6 (one dialler) One caller dials at a time. When it ends, the one with the latest deadline goes
-      on: callers with little time, of whom more and more come, keep no other from dialling.
+      declared dead at the end of the round. Rounds with failures of this machine's own neither
+      count as silence nor end a silence. The same holds for rounds whose callers had no time for a
+      connection.
+CON-6 (one dialler) One caller dials at a time. When the dialler ends, the caller with the latest
+      deadline takes its place, so a stream of callers with little time keeps no other caller from
+      dialling.
 
-Pure; not thread-safe: the owner of a machine holds a lock around each event. Times are seconds on
-any one monotonic clock; callers are compared by identity.
+The machine is pure, and not thread-safe: its owner holds a lock around each event. Times are
+seconds on any one monotonic clock; callers are compared by identity.
 """
 
 from __future__ import annotations

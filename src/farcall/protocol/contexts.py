@@ -1,12 +1,13 @@
 """Keep the autograd contexts that live at one worker, with their givers and receivers.
 
-A context is made by one worker, its creator, and spreads with the calls made inside it. When it
-ends, the creator tells those it gave the context to, and they tell on. A call that is late, by a
-handler that still runs, must not revive a context that has ended: its id is remembered as dead.
-Ids of one life of a creator only grow, and each release says below which id all of them are dead
-(the `low_watermark`), so the memory is no larger than the number of contexts that the creator has
-open. A worker that has its id from a dead one, or shares it with another by mistake, has a life of
-its own, whose number is in the ids: its contexts are never taken for ended ones of another.
+A context is made by one worker, its creator, and spreads with the calls made inside it. When a
+context ends, the creator tells the workers to which it gave the context, and these tell the workers
+to which they gave it. A late call, made by a handler that still runs, must not revive a context
+that has ended, so the ids of ended contexts are remembered as dead. Within one life of a creator
+the ids only grow, and each release names the id below which all are dead (the `low_watermark`). So
+no more ids are remembered than the creator has open contexts. Each id has the number of its
+creator's life. So if a worker took over the id of a dead worker, or shares it with another by
+mistake, its contexts are never taken for ended contexts of the other.
 
     state    event                        next     effect
     -------  ---------------------------  -------  ---------------------------------------------
@@ -27,12 +28,14 @@ BWD-4  When a context has ended, or its creator is lost, it is dropped by every 
        had it, once, and never revived.
 
 A failed pass is told along the same links, both ways (BWD-6). Each worker but the creator has a
-chain of givers that leads to the creator. Where a death breaks it, the worker that lost its giver
-takes the creator in the giver's place, and each tells the other what it may have missed. So all
-that live and have the context stay linked by way of the creator.
+chain of givers that leads to the creator. Where a death breaks the chain, the worker that lost its
+giver takes the creator in the giver's place, and each of the two tells the other about failures
+that it may have missed. So all living workers that have the context stay linked by way of the
+creator.
 
-A worker that enters a context and finds that its giver is lost calls `on_peer_lost` once more. Not
-thread-safe: the owner holds one lock around each method, and carries out the instructions without.
+A worker that enters a context and finds that its giver is lost calls `on_peer_lost` once more. The
+machine is not thread-safe: the owner holds one lock around each method, and carries out the
+instructions without the lock.
 """
 
 from __future__ import annotations

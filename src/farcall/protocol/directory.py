@@ -1,6 +1,6 @@
 """Know who is there: by name, id and incarnation, in which meeting, and for how long.
 
-What a key (a name, an id, a `WorkerInfo`) stands for:
+The standing of a key (a name, an id, a `WorkerInfo`):
 
     the holder of the key       the store can be asked  standing
     --------------------------  ----------------------  ---------------------
@@ -9,7 +9,7 @@ What a key (a name, an id, a `WorkerInfo`) stands for:
     is lost                     no, or it was asked     LOST
     there is none               no, or it was asked     UNKNOWN
 
-What a handshake in a meeting means for a worker (`verdict`):
+The verdict on a handshake in a meeting (`verdict`):
 
     the worker is here         the meeting is                    verdict
     -------------------------  --------------------------------  --------------------------------
@@ -21,28 +21,30 @@ What a handshake in a meeting means for a worker (`verdict`):
 
 Invariants:
 
-DIR-1  Names: a key belongs to the worker that the store has named last under it. What workers say
-       of themselves and of each other takes no key from one that lives. No lost worker has a key
-       that one which lives and is known could have.
-DIR-2  Agreement: two workers count from the greater of what both say in a handshake. If a handshake
-       ends well and no link ends afterwards, both are in the same meeting, and neither is lost to
-       the other. That holds if both dial at once, and for those that have forgotten each other.
-DIR-3  One meeting: a worker that is lost is never alive again in the meeting that ended, nor in one
-       before. What still comes of an earlier meeting finds a lost worker, or none.
+DIR-1  Names: a key belongs to the worker for which the store has last given it. Messages of workers
+       about themselves and each other take no key from a living worker. No lost worker has a key
+       that a living, known worker could have.
+DIR-2  Agreement: in a handshake each worker says the number of a meeting, and the greater number
+       counts. If a handshake ends well and no link ends afterwards, both workers are in the same
+       meeting, and neither is lost to the other. That holds even if both dial at once, or have
+       forgotten each other.
+DIR-3  One meeting: a worker that is lost is never alive again in the meeting that ended, nor in an
+       earlier one. A late message of an earlier meeting finds a lost worker, or none.
 DIR-4  Doubt: "there is none" is said only if the store has said so, or if it is never asked.
-DIR-5  Bounds: the tables hold those that are not lost, and where workers come and go those that
-       were lost within `FORGET_SECONDS` of the last loss. In a group of fixed size they hold the
-       lost of the last meetings, whose places stay free. The number of the next meeting with a
-       worker outlives the record of the last one, as long again.
-DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECONDS`. It is to be
-       forgotten everywhere, once, after as much again: by then all has been handled that was told
-       of it while it was known.
+DIR-5  Bounds: the tables hold the workers that are not lost. In a group that workers join and
+       leave, they also hold the workers that were lost within `FORGET_SECONDS` of the last loss; in
+       a group of fixed size, the lost workers of the last meetings, whose places stay free. The
+       number of the next meeting with a worker outlives the record of the last meeting by
+       `FORGET_SECONDS`.
+DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECONDS`. After
+       `FORGET_SECONDS` more it is forgotten everywhere, once: by then every message about it from
+       the time when it was known has been handled.
+DIR-7  News: for each name, the news that a worker with this name is here and the news that this
+       worker is gone take turns. While a living worker has a name, the last news of that name is
+       that this worker is here.
 
-DIR-7  News: of each name it is told in turn that a worker with it is here, and that this worker is
-       gone. The last that was told of a name is the worker that has it and lives, if there is one.
-
-Pure; not thread-safe but for `of_incarnation`, `known` and `newest`: the owner of a directory holds
-a lock around the other methods. Times are seconds on any one monotonic clock.
+The machine is pure. Only `of_incarnation`, `known` and `newest` are thread-safe: the owner of a
+directory holds a lock around the other methods. Times are seconds on any one monotonic clock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide what one worker does about one supervision that it knows: hear, tell, and supervise.
 
-    event                          what the worker does
+    event                          the worker
     -----------------------------  ------------------------------------------------------------
     begin, on the user's behalf    leads
     hear of a state                takes it if it counts; drops objects that it does not have
@@ -8,19 +8,20 @@
     ... and its supervisor dies    tells the other keepers, if it would be the successor
     look: it is the successor      leads, in a term of its own, if it has the plan
     look: it is not                leads no more
-    look: a worker was met again   tells that one of the state here, and hears of the one there
+    look: a worker was met again   tells that worker of the state here, and hears of its state
     look: the supervisor is gone   asks the successor for its last state, and hands on the plan
     the successor can't keep it    takes the next one for the successor
     ... which is this worker       asks and tells the next one
-    look: an owner was met again   asks that one for a usable reference to the object
+    look: an owner was met again   asks that owner for a usable reference to the object
     a user kills an object here    tells the keepers
 
-The successor may lack the plan, so a worker that has it hands it on along with the state.
+The successor may lack the plan, so a worker that has the plan sends it along with the state.
 `succession` has the rules by which states, objects and snapshots are compared (SUP-5 and SUP-6),
-`leading` what the supervisor does (SUP-7).
+and `leading` has the rules of the supervisor (SUP-7).
 
-Pure; not thread-safe: the owner holds a lock around each event, and carries out what `take` returns
-without it. The functions that instructions bring along are events as well.
+The machine is pure, and not thread-safe: the owner holds a lock around each event, and carries out,
+without the lock, the instructions that `take` returns. The functions that instructions bring along
+are events as well.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""Decide what the worker that supervises does: which worker keeps the plan, makes what, is told.
+"""Decide which workers keep the plan, make objects and are told: the rules of the supervisor.
 
-It is the first *keeper*; those that have the plan are the others, in the order in which they take
-over. It asks all that are there to be keepers, once in each meeting, tells all of each change of
-the state, and has each child made that `SupervisionMachine` asks for, from its last snapshot. A
-worker that may answer when it is asked again is asked again after `AGAIN_SECONDS`.
+The supervisor is the first *keeper*; the other keepers are the workers that have the plan, in the
+order in which they take over. The supervisor asks each worker that is there to be a keeper, once in
+each meeting, and tells all of each change of the state. It has each child that `SupervisionMachine`
+asks for made from the child's last snapshot. A worker that may answer when it is asked again is
+asked again after `AGAIN_SECONDS`.
 
 SUP-7 (an heir) If other workers are there, a supervision has started only when one of them has the
-      plan, and has heard of a state in which all children run and it is a keeper. A worker that
-      can't keep the plan is none to wait for. The others have `ADOPTION_SECONDS` to answer.
+      plan, and has heard of a state in which all children run and this worker is a keeper. The
+      start does not wait for a worker that can't keep the plan. The others have `ADOPTION_SECONDS`
+      to answer.
 
-`Knowledge` makes it, hands it its events, and takes its instructions along with its own.
+`Knowledge` makes this machine, passes events on to it, and adds its instructions to those of its
+own.
 """
 
 from __future__ import annotations

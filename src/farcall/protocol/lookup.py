@@ -1,7 +1,7 @@
-"""Ask the store: which questions are open, by which connection they are asked, what answers count.
+"""Decide which questions to the store are open, which connection asks them, which answers count.
 
-A connection takes one question after the other, in order. It may never answer: then another one is
-made, by which all that is open is asked.
+A connection takes one question after the other, in order. If it does not answer, another connection
+is made, and asks all open questions.
 
     event                     the connection is the latest         it is an older one
     ------------------------  -----------------------------------  ----------------------------
@@ -13,18 +13,18 @@ Invariants:
 
 LOOK-1  One at a time: a caller whose question is asked already waits for the same answer.
 LOOK-2  The latest counts: an answer by a connection counts only if there is no later connection.
-LOOK-3  Few are stuck: at most `MOST_STUCK` connections are given up that have not answered yet.
-LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, there is another
-        one at the next event, but for LOOK-3, and all that is open is asked anew by it. Each has
-        twice as long as the one before, up to `MOST_PATIENCE` times, until one answers: a store may
-        be slow.
+LOOK-3  Few are stuck: at most `MOST_STUCK` connections that were given up have not ended yet.
+LOOK-4  Persistence: if the latest connection has not answered for `STUCK_SECONDS`, the next event
+        makes another one (within LOOK-3), which asks all open questions anew. Each connection has
+        twice as long as the one before, up to `MOST_PATIENCE` times `STUCK_SECONDS`, until one
+        answers: a store may be slow.
 LOOK-5  Made again: after a failure the connection is made anew before the next question, so that a
         store that was started again, and is empty, learns of this worker.
-LOOK-6  Freshness: "there is none" counts for those who wanted to know before the store was asked.
-        If a caller came since, it is asked again: the worker may be there by now.
+LOOK-6  Freshness: "there is none" counts for the callers that came before the store was asked. If
+        another caller came since, the store is asked again: the worker may be there by now.
 
-Pure; not thread-safe: the owner of a machine holds a lock around each method. Times are seconds on
-any one monotonic clock.
+The machine is pure, and not thread-safe: its owner holds a lock around each method. Times are
+seconds on any one monotonic clock.
 """
 
 from __future__ import annotations

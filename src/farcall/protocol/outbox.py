@@ -2,7 +2,7 @@
 
 Almost all messages go past an idle box. A message that can't be written at once is put into the
 box, and the box's sender writes what comes out, in order. A box that is not idle takes all
-messages, since a request must not overtake the one that makes the reference which it uses.
+messages, since a request must not overtake the request that makes a reference which it uses.
 
     state      event             next       effect
     ---------  ----------------  ---------  -----------------------------------------------------
@@ -22,8 +22,8 @@ OUT-2  An item that was put comes out exactly once: by `next`, `prune` or `take_
 OUT-3  Items come out in the order in which they were put.
 OUT-4  While the box is IDLE, nothing waits and nothing is being sent: a thread that sends past the
        box then overtakes nothing that was put before.
-OUT-5  If everybody who puts an item that has bytes asks `has_room` first, what waits has at most
-       `most` bytes, or a single item has bytes.
+OUT-5  If `has_room` is asked before each item with bytes is put, the waiting items have at most
+       `most` bytes together, or only one of them has bytes.
 """
 
 from __future__ import annotations

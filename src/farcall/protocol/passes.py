@@ -1,16 +1,18 @@
 """Decide what one worker does in one backward pass.
 
-The machine is told which messages have arrived, and what torch's engine has computed. It says which
-part of the graph is run next, which gradients are sent, and when the pass is over or has failed.
+The machine is told which messages have arrived, and what torch's engine has computed. It decides
+which nodes of the graph are run next, which gradients are sent, and when the pass is over or has
+failed.
 
-A *source* is where gradients enter this worker's part of the graph: the roots, or tensors that it
-sent in one message. A *receive* is where they leave it: tensors that it received in one message.
-Sources are numbered in the order of sending; receives, askers and errors are whatever the owner of
-the machine uses for them. A *part* is a source or a receive, and the indices of those of its
-tensors that are used. Two waves go through the workers of a pass:
+A *source* is a place where gradients enter this worker's graph: the roots, or the tensors that the
+worker sent in one message. A *receive* is a place where gradients leave this graph: the tensors
+that the worker received in one message. Sources are numbered in the order of sending; receives,
+askers and errors are whatever the owner of the machine uses for them. A *part* is a source or a
+receive, with the indices of its used tensors. Two waves go through the workers of a pass:
 
-- PREPARE finds out which sources are live, where that must be known. It is answered when all that
-  it caused is answered, so the answer at the root means that the wave is over everywhere.
+- PREPARE finds out which sources are live, where that must be known. A worker answers its PREPARE
+  when all those that it caused are answered, so the answer at the root means that the wave is over
+  everywhere.
 - GRADIENTS computes. Each message carries credit of the pass (`credit`).
 
     state     event                            next      effect
@@ -45,20 +47,21 @@ Invariants (tests cite them):
 
 BWD-1  Gradients are those of the same model in one process: a receive's are sent when all of its
        used tensors have theirs, and a run that needs several sources waits for all of them.
-BWD-2  Each receive that is used sends its gradients once, and no other does.
+BWD-2  Each receive that is used sends its gradients once; a receive that is not used sends none.
 BWD-3  At the root, OVER means that no worker has credit, so none has anything left to do. Leaf
        gradients are kept before the last credit of their source goes.
 BWD-5  At the root every pass is OVER or FAILED in the end, FAILED only for a reason, and each asker
-       is answered. Every death of a worker that has credit is noticed: it was given that credit by
-       one that was given its own and so on from the root. The first dead worker of that chain got
-       it from a living one, which remembers whom it sent gradients.
-BWD-6  Once a pass has FAILED at the root, everybody who has the context by then is told, if the
-       root lives: along the links of the context (`contexts`).
-BWD-7  In fast mode no pass is OVER if something that was sent is unused.
+       is answered. Every death of a worker that has credit is noticed: a chain of workers, each of
+       which got its credit from the one before, leads from the root to it. The first dead worker of
+       that chain got its credit from a living one, which remembers the workers to which it sent
+       gradients.
+BWD-6  Once a pass has FAILED at the root, every worker that has the context by then is told along
+       the links of the context (`contexts`), if the root lives.
+BWD-7  In fast mode no pass is OVER if a tensor that was sent is unused.
 
-A run may wait for sources in descending order: what a source's gradient depends on at this worker
-was sent after it, so cycles between workers can't block. Not thread-safe: the owner of the machine
-holds one lock, and carries out the instructions, in order, without it.
+A run may wait for sources in descending order: at this worker, a source's gradient depends only on
+tensors that were sent after the source, so cycles between workers can't block. The machine is not
+thread-safe: its owner holds one lock, and carries out the instructions, in order, without the lock.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 *Owner*: the process that has the value. *Holder*: another process with a live `RRef` to it. We
 count per process, not per `RRef` and not per copy sent, as in Birrell et al., "Network Objects"
-(SOSP 1993) with the sequence numbers of "Distributed Garbage Collection for Network Objects"
-(SRC 116): it survives loss, duplication, reordering and death.
+(SOSP 1993) with the sequence numbers of "Distributed Garbage Collection for Network Objects" (SRC
+116): the count survives loss, duplication, reordering and death.
 
 A holder's entry for a reference it does not own:
 
@@ -25,40 +25,41 @@ A holder's entry for a reference it does not own:
                  and was met again
 
 An owner that was met again is another incarnation, and an entry belongs to one incarnation. So each
-local use names the one that the owner had when the use began. A handle of an earlier meeting stays
-void: if it counted in the new entry, a reference of no use would keep the value alive.
+local use names the incarnation that the owner had when the use began. A handle of an earlier
+meeting stays void: if it counted in the new entry, a useless reference would keep the value alive.
 
-A message that carries references is a *transfer*. Its sender pins them until the receiver says
-RECEIVED, which it does when it is registered (or is the owner). A reference that arrives from a
-third party is handed to user code only when the owner has confirmed it: the owner alone decides,
-so a sender that dies mid-way can leave no worker with a reference to a value that is gone. From the
-owner itself it is handed on at once, for the owner's pin covers the wait. A request that carries
-nothing but its receiver's own references needs no RECEIVED: the call's outcome says the same. If it
-is an ordinary call it is no transfer at all: its caller's own use keeps them until the call ends,
-and the receiver uses them at once (`take_own`).
+A message that carries references is a *transfer*. The sender pins the references until the receiver
+says RECEIVED: once the receiver is registered as a holder (or is the owner). A reference that
+arrives from a third party is handed to user code only when the owner has confirmed it: the owner
+alone decides, so a sender that dies mid-way can leave no worker with a reference to a value that is
+gone. A reference that arrives from the owner is handed on at once, since the owner's pin covers the
+wait. A request that carries nothing but its receiver's own references needs no RECEIVED: the call's
+outcome says the same. An ordinary call with such a request is no transfer at all: the caller's own
+use keeps the references until the call ends, and the receiver uses them at once (`take_own`).
 
 A holder sends RELEASE only after its registration was confirmed, so a RELEASE can't overtake the
 REGISTER that it ends; and sequence numbers grow, so neither can be mistaken for a later one.
 
 A `remote()` call that failed may have been accepted all the same: the ACCEPTED may be lost, or come
 after the answer to a CANCEL. A holder that believed the failure would leave the owner with a value
-forever. So it asks, with a REGISTER of the creation's own sequence number. And until the owner has
-confirmed a creation, the reference goes to no worker (over a FIFO link, to its owner alone): a
-third party's REGISTER could be there before the request, and be refused.
+forever. So the holder asks, with a REGISTER of the creation's own sequence number. And until the
+owner has confirmed a creation, the reference goes to no worker (over a FIFO link, to its owner
+alone): a third party's REGISTER could be there before the request, and be refused.
 
 Invariants (tests cite them):
 
 REF-1  While any process holds a live reference, or one is in flight from a live sender, the
        owner keeps the value.
-REF-2  When none is left, the owner drops the value, in bounded time, outside every lock.
-REF-3  Loss, duplication, reordering and death of any message or process break neither (a lost
-       owner excepted).
+REF-2  When no such reference is left, the owner drops the value, in bounded time, outside every
+       lock.
+REF-3  Loss, duplication, reordering and death of any message or process break neither REF-1 nor
+       REF-2 (a lost owner excepted).
 REF-4  Values are destroyed exactly once.
 REF-5  A use here, or a pin, counts in the meeting with the owner in which it began, and in no later
        one.
 
-Methods take events; what has to be done collects in order and is fetched with `take`, REGISTER
-and RELEASE batched per owner. Not thread-safe.
+Methods take events. The resulting instructions collect in order, with REGISTER and RELEASE batched
+per owner, until `take` returns them. The methods are not thread-safe.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Decide between several supervisors, and between their objects and snapshots.
 
-`standing` says what terms, editions and states are.
+`standing` defines terms, editions and states.
 
-SUP-5 (one object) A worker has no edition of the term of the state that counts there, or an
-      earlier one, that this state does not have, and makes none, whatever its generation is. If it
-      does not have one that should run there, it says so.
-SUP-6 (snapshots) Of two snapshots that of the later term counts, then that of the later generation.
-      A supervisor that takes over gives the snapshot that it has a number of its own term.
+SUP-5 (one object) Take an edition whose term is that of the state which counts at a worker, or an
+      earlier one. The worker has and makes this edition only if that state has it, whatever its
+      generation is. If a worker lacks an edition that should run there, it says so.
+SUP-6 (snapshots) Of two snapshots, the one of the later term counts, and within one term the one of
+      the later generation. A supervisor that takes over numbers its snapshot anew, in its own term.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""When supervised objects are made again, and when they are given up: as OTP's supervisors do.
+"""Decide when supervised objects are made again or given up, as OTP's supervisors do.
 
 A supervision has *children*, objects in an order. Each has a *generation*, 1 at first and one more
 each time that it is to be made again: an object made as an earlier generation does not count.
 
 SUP-1 (one at a time) At most the newest generation of a child is asked for, and only once.
-SUP-2 (intensity) Once there were more than `restarts` restarts within `per` seconds, all is given
-      up. A death counts once, however many children it has taken.
+SUP-2 (intensity) Once there were more than `restarts` restarts within `per` seconds, all children
+      are given up. A death counts once, however many children it has taken.
 SUP-3 (order) Unless children are restarted one for one, one is made only when all before it run.
-SUP-4 (the end) What has ended, or was given up, is never made again.
+SUP-4 (the end) A child that has ended, or was given up, is never made again.
 """
 
 from __future__ import annotations

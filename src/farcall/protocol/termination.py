@@ -1,16 +1,16 @@
 """Let a fixed group of workers leave together, once all are ready and nothing is in flight.
 
-The live worker with the lowest id leads. When it is ready itself it asks all (DRAIN, in rounds);
-each answers (DRAINED) when its user has called shutdown and it is idle, with a number that
-grows whenever it becomes active. Two rounds with the same answers mean that every worker was idle
-from its first answer to its second: at the moment between the rounds all were idle at once, no
-message was under way, and nothing can start again (Mattern, "Algorithms for Distributed
+The live worker with the lowest id leads. When the leader is ready itself, it asks all members
+(DRAIN, in rounds); each answers (DRAINED) when its user has called shutdown and it is idle, with a
+number that grows whenever it becomes active. Two rounds with the same answers mean that every
+worker was idle from its first answer to its second: at the moment between the rounds all were idle
+at once, no message was under way, and nothing can start again (Mattern, "Algorithms for Distributed
 Termination Detection", 1987: the double count). Then the leader dismisses all.
 
 No worker waits for the dead: a lost worker is struck from the list, and the next lowest id leads. A
 worker that is stopped, or whose host went dark, is not known to be dead. So a worker that waits
-asks those that it waits for, again and again, whether they are there (`Silence`): not their users
-but their processes, which answer while a function computes.
+keeps asking the workers that it waits for whether they are there (`Silence`). The processes answer,
+not the users, so an answer comes even while a function computes.
 
     state    event                             next   effect
     -------  --------------------------------  -----  -------------------------------------------
@@ -39,17 +39,18 @@ Of each worker that is waited for (`Silence`):
 Invariants:
 
 DEP-1 (not too early) No worker is dismissed while a live one is not ready, waits for a call, or
-      serves one. A call of a dead worker does not count: no caller waits for it. A worker
-      that was given up and goes on is dead for those that gave it up. If it has the lowest id it
-      leads the others, who leave with it.
+      serves one. A call of a dead worker does not count: no caller waits for it. A worker that was
+      given up and goes on is dead for the workers that gave it up. If it has the lowest id it leads
+      the other workers, which leave with it.
 DEP-2 (all go) When all the living are ready and nothing is in flight any more, all are dismissed.
 DEP-3 (patience) A worker whose process answers within the bound is waited for, however long its
       user takes. Time in which the asker itself stood still does not count.
 DEP-4 (bound) A worker that answers nothing is waited for no longer than `bound` seconds of
       questions after the last answer, and one question more.
-DEP-5 (order) A number that a worker answers with is never smaller than one before.
+DEP-5 (order) The number in a worker's answer is never smaller than the numbers before.
 
-Pure; not thread-safe. Methods return what has to be sent: (incarnation, message).
+The machine is pure, and not thread-safe. Methods return the messages that have to be sent:
+(incarnation, message).
 """
 
 from __future__ import annotations

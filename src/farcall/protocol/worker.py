@@ -6,15 +6,15 @@ are *noted* here: those that make a reference (`remote()`), and those whose requ
     at      event                                   effect
     ------  --------------------------------------  ----------------------------------------------
     caller  pin, before a noted request is sent     its references are kept until RECEIVED
-    caller  retract: the callee hears nothing       they are let go; what it would make is void
+    caller  retract: the callee hears nothing       its pins are let go; its creation is void
     caller  abandon; later `sent_late`, if unsent   CANCEL and PINNED follow the request
-    caller  answered: ACCEPTED                      what it makes is confirmed
+    caller  answered: ACCEPTED                      the reference that it makes is confirmed
     caller  answered otherwise, and it makes one    the owner is asked whether it has made it
     caller  answered with references, call open     they arrive (`Refs.arrive`)
     caller  answered with references, call closed   RECEIVED
     callee  admit: it makes a reference             the place is made, the call finished: ACCEPTED
     callee  admit: its references live here         each is used once more; the function may run
-    callee  admit: others                           they arrive first (False), then it runs
+    callee  admit: its references live elsewhere    they arrive first (False), then it runs
     callee  cancelled: before it came, or it ended  answered as cancelled; its pins are let go
     callee  cancelled: it is queued or runs         its record comes out, to be stopped
     callee  answer: the caller waits                references of the answer are pinned
@@ -24,20 +24,22 @@ are *noted* here: those that make a reference (`remote()`), and those whose requ
 Invariants (tests cite them):
 
 WRK-1  Where a creation is not confirmed yet, its reference goes to its owner alone, in a request: a
-       third worker's REGISTER could be there before the creation is, and be refused. The way of
-       requests keeps their order, so what a request carries to the owner comes after it.
-WRK-2  While a request is on its way, what keeps its references is a pin, or, if they are all its
-       receiver's and it makes none, their use by the caller until the call ends.
+       third worker's REGISTER could be there before the creation is, and be refused. Requests
+       arrive in their order, so a reference that a later request carries to the owner arrives after
+       the creation.
+WRK-2  While a request is on its way, a pin keeps its references. If they are all its receiver's and
+       it makes none, their use by the caller keeps them instead, until the call ends.
 WRK-3  A creation that failed is asked for after the call was closed, and not before: the REGISTER
        goes another way than the request, and could overtake it.
 WRK-4  References in an answer that no caller waits for are not kept by its sender forever.
-WRK-5  Of a lost incarnation nothing is heard, and to it nothing is sent.
-WRK-6  Two workers that have lost each other and meet again begin anew: what belonged to an earlier
-       meeting has ended at both when they act on the next. What a third one sends of either
-       means the incarnation of now.
+WRK-5  Messages of a lost incarnation are ignored, and nothing is sent to it.
+WRK-6  Two workers that have lost each other and meet again begin anew: all that belonged to an
+       earlier meeting has ended at both when they act on the next. A third worker's message about
+       either of them means its present incarnation.
 
-Methods take events, and `take` gives what has to be done, in order. Not thread-safe: one lock is
-held around all of it, but for what `calls` says of `Outgoing` and `Incoming`.
+Methods take events, and `take` returns the resulting instructions, in order. The methods are not
+thread-safe: the owner holds one lock around all of them, except those of `Outgoing` and `Incoming`
+that `calls` excepts.
 """
 
 from __future__ import annotations
