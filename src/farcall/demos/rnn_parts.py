@@ -48,7 +48,7 @@ class Part(nn.Module):
             nn.init.uniform_(parameter, -bound, bound, generator=self.generator)
 
     def drop(self, tensor: Tensor) -> Tensor:
-        """Dropout as in `nn.Dropout`, with this part's own random numbers. Any shape."""
+        """Drop out as `nn.Dropout` does, with this part's own random numbers. Any shape."""
         if not self.training or self.dropout == 0:
             return tensor
         kept = torch.rand(tensor.shape, generator=self.generator) >= self.dropout
@@ -92,7 +92,7 @@ class EmbeddingTable(Part):
         self.stopwatch.stops_with_gradient_of(self.table.weight)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Vectors `(steps, batch, embedding)` for the numbers of words `(steps, batch)`."""
+        """Return vectors `(steps, batch, embedding)` for numbers of words `(steps, batch)`."""
         with self.computing():
             vectors = self.drop(self.table(words))
         if self.training:
