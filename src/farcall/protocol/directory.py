@@ -1,4 +1,4 @@
-"""Know who is there: by name, id and incarnation, in which meeting, and for how long.
+"""Keep the known workers: by name, id and incarnation, in which meeting, and for how long.
 
 The standing of a key (a name, an id, a `WorkerInfo`):
 

@@ -1,4 +1,4 @@
-"""Decide what one worker does about one supervision that it knows: hear, tell, and supervise.
+"""Decide the steps of one worker in one supervision that it knows: hear, tell, and supervise.
 
     event                          the worker
     -----------------------------  ------------------------------------------------------------

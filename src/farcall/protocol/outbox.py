@@ -1,4 +1,4 @@
-"""Queue what waits to be sent to one peer by one way, so that no caller waits for the network.
+"""Queue messages to one peer, by one way to it, so that no caller waits for the network.
 
 Almost all messages go past an idle box. A message that can't be written at once is put into the
 box, and the box's sender writes what comes out, in order. A box that is not idle takes all

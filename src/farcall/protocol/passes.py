@@ -1,8 +1,8 @@
-"""Decide what one worker does in one backward pass.
+"""Decide the steps of one worker in one backward pass.
 
-The machine is told which messages have arrived, and what torch's engine has computed. It decides
-which nodes of the graph are run next, which gradients are sent, and when the pass is over or has
-failed.
+The machine is told which messages have arrived, and which gradients torch's engine has computed. It
+decides which nodes of the graph are run next, which gradients are sent, and when the pass is over
+or has failed.
 
 A *source* is a place where gradients enter this worker's graph: the roots, or the tensors that the
 worker sent in one message. A *receive* is a place where gradients leave this graph: the tensors
