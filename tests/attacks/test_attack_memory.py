@@ -102,7 +102,7 @@ def test_shared_tensor_that_is_cut_off_kills_a_worker_without_a_policy(crew: Cre
     assert isinstance(member.fails(), rpc.PeerLost)
 
 
-def test_holes_in_a_segment_are_zeros_and_kill_nobody(crew: Crew) -> None:
+def test_holes_in_a_segment_are_zeros_and_kill_no_process(crew: Crew) -> None:
     pytest.importorskip("farcall._native")
     member, victim = honest.pair(crew, "native")
     assert member.run(send_and_punch_holes, "w1") > 0

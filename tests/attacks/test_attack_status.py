@@ -157,7 +157,7 @@ def fake(watched: Watched) -> Iterator[Member]:
 
 
 @pytest.mark.parametrize("kind", [*impostor.MANNERS, *impostor.REPORTS])
-def test_impostor_is_named_and_neither_holds_up_nor_writes_to_whoever_asks(
+def test_impostor_is_named_and_neither_holds_up_nor_writes_to_the_asker(
     watched: Watched, fake: Member, kind: str
 ) -> None:
     name = impostor.name_like_a_workers()
@@ -260,7 +260,7 @@ def test_name_of_a_worker_that_died_is_of_no_use_to_another_user(host: Host) -> 
 
 
 @pytest.mark.parametrize("kind", impostor.QUESTIONS)
-def test_whoever_asks_without_end_keeps_nobody_out(
+def test_a_process_that_asks_without_end_keeps_no_other_out(
     host: Host, transport: str, tmp_path: Path, kind: str
 ) -> None:
     victim = host.worker("w0", transport)
@@ -291,7 +291,9 @@ def test_whoever_asks_without_end_keeps_nobody_out(
     leave_all(victim, first, second)
 
 
-def test_whoever_asks_byte_by_byte_is_cut_off(host: Host, transport: str, tmp_path: Path) -> None:
+def test_a_process_that_asks_byte_by_byte_is_cut_off(
+    host: Host, transport: str, tmp_path: Path
+) -> None:
     victim = host.worker("w0", transport)
     (url,) = [url for url in victim.run(honest.urls) if url.startswith("unix")]
     begun = tmp_path / "begun"

@@ -190,7 +190,7 @@ def check_swapped_records(crew: Crew, members: list[Member], options: Options) -
     assert_calls_go_where_they_should(members[0], problem)
 
 
-def test_record_with_what_is_another_workers_sends_no_call_to_it(
+def test_record_with_parts_of_another_workers_sends_no_call_to_it(
     crew: Crew, transport: str
 ) -> None:
     members = join_three(crew, transport, None, [WITH_SECRET] * 3)
@@ -268,7 +268,7 @@ def at_junk(
 
 @pytest.mark.parametrize("size", [1, None], ids=["fixed group", "open group"])
 @pytest.mark.parametrize("part", PARTS)
-def test_junk_in_the_store_raises_only_what_is_farcalls(
+def test_junk_in_the_store_raises_only_errors_of_farcall(
     at_junk: dict[tuple[str, int | None], Member], part: str, size: int | None
 ) -> None:
     assert at_junk[part, size].result() == []

@@ -149,7 +149,7 @@ def test_stranger_without_a_certificate_gets_no_further_than_the_handshake(
     leave_all(first, second)
 
 
-def test_insecure_protects_from_nobody(crew: Crew, transport: str, trap: Path) -> None:
+def test_insecure_protects_from_no_stranger(crew: Crew, transport: str, trap: Path) -> None:
     """Show as the control that `insecure=True` lets in all that every other setting keeps out."""
     worker = crew.member("w0", FARCALL_TRANSPORTS=transport)
     worker.run(join, "w0", 0, 0, crew.init_method, insecure=True, listen="127.0.0.1")

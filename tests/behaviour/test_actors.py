@@ -245,7 +245,7 @@ def test_one_call_at_a_time_unless_the_class_or_the_caller_says_otherwise(
     assert gate.most_inside == 6
 
 
-def test_handle_does_not_answer_for_what_it_is_not(pair: list[Agent]) -> None:
+def test_handle_does_not_pretend_to_be_another_kind_of_object(pair: list[Agent]) -> None:
     buffer = farcall.spawn("w1", Buffer, 1)
     assert not hasattr(buffer, "_repr_html_")
     assert not hasattr(buffer, "getdoc")  # IPython calls it, if it is there
@@ -258,7 +258,7 @@ def test_handle_does_not_answer_for_what_it_is_not(pair: list[Agent]) -> None:
         pickle.dumps(buffer)
 
 
-def test_dir_signature_and_help_tell_what_the_object_has(trio: list[Agent]) -> None:
+def test_dir_signature_and_help_are_those_of_the_object(trio: list[Agent]) -> None:
     spawned = farcall.spawn("w1", Buffer, 1, name="replay")
     spawned.put.sync(1)
     found = farcall.handle(rpc.get_object("replay"))

@@ -158,7 +158,7 @@ def test_of_arguments(pair: list[Agent], kind: Any, raises: type[BaseException])
 
 
 @each_exit
-def test_of_what_an_exception_holds(pair: list[Agent], raises: type[BaseException]) -> None:
+def test_of_tensors_that_an_exception_holds(pair: list[Agent], raises: type[BaseException]) -> None:
     for way in (rpc.rpc_sync, lambda *of, **more: rpc.rpc_async(*of, **more).wait()):
         with pytest.raises((SerializationError, RemoteError)):
             way("w1", fail_holding, args=(raises,))

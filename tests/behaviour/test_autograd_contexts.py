@@ -260,7 +260,7 @@ def give_to_the_root(run: Run, x: torch.Tensor) -> None:
     run.call("w0", double_at_the_root, run, x * run["c"])
 
 
-def test_creator_hears_of_a_failure_though_whoever_gave_the_root_the_context_is_lost(
+def test_creator_hears_of_a_failure_though_the_giver_of_the_roots_context_is_lost(
     trio: list[Agent],
 ) -> None:  # BWD-6
     root, creator, giver = trio
@@ -378,7 +378,7 @@ def backward_locally(x: torch.Tensor) -> None:
     x.sum().backward()
 
 
-def test_tensor_backward_of_what_does_not_depend_on_an_arrival(pair: list[Agent]) -> None:
+def test_tensor_backward_of_a_tensor_that_does_not_depend_on_an_arrival(pair: list[Agent]) -> None:
     x = doubles(3).requires_grad_()
     with dist_autograd.context() as context_id:
         rpc.rpc_sync("w1", torch.sin, args=(x,))
@@ -387,7 +387,7 @@ def test_tensor_backward_of_what_does_not_depend_on_an_arrival(pair: list[Agent]
     assert x.grad is not None
 
 
-def test_gradient_by_what_arrived_is_torchs_own_affair(pair: list[Agent]) -> None:
+def test_gradient_by_an_arrived_tensor_is_torchs_own_affair(pair: list[Agent]) -> None:
     x = doubles(3).requires_grad_()
     with dist_autograd.context():
         h = rpc.rpc_sync("w1", torch.sin, args=(x,))

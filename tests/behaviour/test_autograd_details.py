@@ -270,7 +270,7 @@ def given_back(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x * 2
 
 
-def test_call_under_no_grad_keeps_the_link_of_what_it_hands_on(pair: list[Agent]) -> None:
+def test_call_under_no_grad_keeps_the_link_of_tensors_that_it_hands_on(pair: list[Agent]) -> None:
     run = DistributedRun()
     with dist_autograd.context() as run.context_id:
         weights(run, x="w0")

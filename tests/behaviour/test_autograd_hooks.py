@@ -329,7 +329,7 @@ def no_gradient_back(run: Run, x: torch.Tensor) -> torch.Tensor:
     return Cube.apply(run["w"], x, run)
 
 
-def test_custom_function_that_gives_no_gradient_to_what_arrived(pair: list[Agent]) -> None:
+def test_custom_function_that_gives_no_gradient_to_an_arrived_tensor(pair: list[Agent]) -> None:
     """Reach the sender, but give it no gradient: its leaves have none, and no worker hangs."""
 
     def program(run: Run) -> Any:

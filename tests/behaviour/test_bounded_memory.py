@@ -200,7 +200,7 @@ def test_requests_that_a_peer_does_not_take(pair: list[Agent], call: Way) -> Non
 
 
 @pytest.mark.parametrize("call", WAYS)
-def test_calls_with_what_can_not_be_sent(pair: list[Agent], call: Way) -> None:
+def test_calls_with_values_that_can_not_be_sent(pair: list[Agent], call: Way) -> None:
     fail_often(100, call, echo, (Unpicklable(),))
     fail_often(100, call, echo, (Unloadable(),))
     fail_often(100, call, unpicklable)

@@ -136,7 +136,7 @@ def test_calls_without_end_are_kept_until_their_callers_die(trio: list[Agent], k
 
 @pytest.mark.parametrize("to", ["w1", "w0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shutdown_waits_for_no_call_that_nobody_waits_for(
+def test_shutdown_waits_for_no_call_that_no_caller_waits_for(
     pair: list[Agent], kind: str, to: str
 ) -> None:
     call = kinds(to)[kind]()

@@ -125,7 +125,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("transport", ["native"])
-def test_compiled_code_gives_what_it_gives_uncompiled(
+def test_compiled_code_gives_the_values_of_uncompiled_code(
     pair: list[Agent], program: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     torch._dynamo.reset()
@@ -139,12 +139,12 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("transport", ["native"])
-def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
+def test_compiled_code_gives_the_values_of_uncompiled_code_with_compat(
     start: Callable[..., list[Agent]], program: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     pair = start(2, quirks=LIKE_TORCH)
     with stands_in(pair, sys.modules[__name__]):
-        test_compiled_code_gives_what_it_gives_uncompiled(pair, program)
+        test_compiled_code_gives_the_values_of_uncompiled_code(pair, program)
 
 
 MARKED_MEMBERS = (FunctionType, classmethod, staticmethod, property)

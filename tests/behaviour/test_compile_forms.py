@@ -234,7 +234,7 @@ def test_every_object_is_tried_in_every_form_and_every_use_in_two() -> None:
 
 @pytest.mark.parametrize(("form", "name"), CASES)
 @pytest.mark.parametrize("transport", ["native"])
-def test_compiled_code_gives_what_it_gives_uncompiled(
+def test_compiled_code_gives_the_values_of_uncompiled_code(
     pair: list[Agent], form: str, name: str
 ) -> None:
     torch._dynamo.reset()
@@ -248,11 +248,11 @@ def test_compiled_code_gives_what_it_gives_uncompiled(
 
 @pytest.mark.parametrize(("form", "name"), CASES)
 @pytest.mark.parametrize("transport", ["native"])
-def test_compiled_code_gives_what_it_gives_uncompiled_with_compat(
+def test_compiled_code_gives_the_values_of_uncompiled_code_with_compat(
     start: Callable[..., list[Agent]], form: str, name: str
 ) -> None:
     if form == "module" and name.startswith("RemoteModule"):
         pytest.skip("Dynamo asks modules for `named_modules`, which torch's RemoteModule refuses")
     pair = start(2, quirks=LIKE_TORCH)
     with stands_in(pair, sys.modules[__name__]):
-        test_compiled_code_gives_what_it_gives_uncompiled(pair, form, name)
+        test_compiled_code_gives_the_values_of_uncompiled_code(pair, form, name)

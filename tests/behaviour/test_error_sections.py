@@ -55,7 +55,7 @@ def test_an_error_passed_on_by_a_second_worker_has_one_address(
 
 
 @pytest.mark.parametrize("full", ["0", "1"])
-def test_an_error_that_can_not_be_rebuilt_has_the_address_of_what_stands_for_it(
+def test_an_error_that_can_not_be_rebuilt_has_the_address_of_its_stand_in(
     pair: list[Agent], full: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARCALL_FULL_TRACEBACKS", full)

@@ -124,7 +124,7 @@ def test_collect_all_and_wait_all(pair: list[Agent], gate: Gate) -> None:
     assert torch.futures.wait_all(futures) == list(range(10))
 
 
-def test_collect_all_and_wait_all_raise_what_a_call_raised(pair: list[Agent]) -> None:
+def test_collect_all_and_wait_all_raise_the_error_of_a_call(pair: list[Agent]) -> None:
     futures = [
         rpc.rpc_async("w1", echo, args=(1,)),
         rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),)),
@@ -175,7 +175,7 @@ def test_many_can_be_gathered(pair: list[Agent]) -> None:
     assert asyncio.run(main()) == list(range(200))
 
 
-def test_awaiting_raises_what_the_call_raised(pair: list[Agent]) -> None:
+def test_awaiting_raises_the_error_of_the_call(pair: list[Agent]) -> None:
     async def main() -> Any:
         await rpc.rpc_async("w1", fail_with, args=(KeyError("gone"),))
 
@@ -235,7 +235,7 @@ def make_failing_and_forget() -> None:
     rpc.rpc_async("w1", fail_with, args=(KeyError("lost error"),))
 
 
-def test_a_failure_that_nobody_looked_at_is_logged_with_its_place(
+def test_a_failure_that_no_code_looked_at_is_logged_with_its_place(
     pair: list[Agent], complaints: Box
 ) -> None:
     make_failing_and_forget()
@@ -275,7 +275,7 @@ def test_a_future_that_failed_is_freed(pair: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("look", ["wait", "value", "then", "await", "wait_all", "collect_all"])
-def test_a_failure_that_somebody_looked_at_is_not_logged(
+def test_a_failure_that_some_code_looked_at_is_not_logged(
     pair: list[Agent], complaints: Box, look: str
 ) -> None:
     def look_at(future: rpc.Future[Any]) -> Any:
@@ -301,7 +301,7 @@ def test_a_failure_that_somebody_looked_at_is_not_logged(
     assert complaints.things == []
 
 
-def test_a_value_that_nobody_looked_at_is_not_logged(pair: list[Agent], complaints: Box) -> None:
+def test_a_value_that_no_code_looked_at_is_not_logged(pair: list[Agent], complaints: Box) -> None:
     for value in range(5):
         rpc.rpc_async("w1", echo, args=(value,))
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1

@@ -44,12 +44,12 @@ def outcomes(futures: list[Future[Any]]) -> list[Any]:
     return [future.exception(PATIENCE) or future.result() for future in futures]
 
 
-def test_all_get_what_each_passes(trio: list[Agent], pool: ThreadPoolExecutor) -> None:
+def test_all_get_the_values_of_all(trio: list[Agent], pool: ThreadPoolExecutor) -> None:
     done = [at(pool, one, lambda one=one: rpc.all_gather(one.me.id, ALL)) for one in trio]
     assert outcomes(done) == [{"w0": 0, "w1": 1, "w2": 2}] * 3
 
 
-def test_one_gets_what_each_passes(trio: list[Agent], pool: ThreadPoolExecutor) -> None:
+def test_one_gets_the_values_of_all(trio: list[Agent], pool: ThreadPoolExecutor) -> None:
     done = [at(pool, one, lambda one=one: rpc.gather(one.me.id, "w1", ALL)) for one in trio]
     assert outcomes(done) == [None, {"w0": 0, "w1": 1, "w2": 2}, None]
 

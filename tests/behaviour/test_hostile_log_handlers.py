@@ -98,7 +98,7 @@ def test_calls_end(handler: Raising, pair: list[Agent], monkeypatch: pytest.Monk
     assert rpc.rpc_sync("w1", fine) == "fine"
 
 
-def test_failures_that_nobody_looks_at(handler: Raising, pair: list[Agent]) -> None:
+def test_failures_that_no_code_looks_at(handler: Raising, pair: list[Agent]) -> None:
     rpc.rpc_async("w1", fails)
     rpc.rpc_async("w1", fine).then(lambda _: fails())
     deadline = time.monotonic() + PATIENCE

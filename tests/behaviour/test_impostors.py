@@ -119,7 +119,7 @@ IMPOSTORS: list[Impostor] = [
 @pytest.mark.parametrize("transport", NETWORKED)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("impostor", IMPOSTORS)
-def test_nobody_without_the_secret_declares_a_worker_dead(
+def test_no_process_without_the_secret_declares_a_worker_dead(
     start: Callable[..., list[Agent]], impostor: Impostor, scheme: str
 ) -> None:
     """Connect with the worker's incarnation, which is in the store, and close.
@@ -208,7 +208,7 @@ def test_a_newcomer_has_the_name_that_the_store_says_it_has(
         assert known.incarnation == again.incarnation
 
 
-def test_whoever_dials_a_worker_that_starts_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dialler_waits_for_a_worker_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     reception = Reception()
     monkeypatch.setattr(losses, "START_SECONDS", 0.05)
     with pytest.raises(Unfinished, match="still starting"):

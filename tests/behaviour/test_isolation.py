@@ -523,7 +523,7 @@ def test_a_tensor_arrives_as_in_a_new_thread(check: str, pair: list[Agent]) -> N
 
 
 @pytest.mark.parametrize("transport", ["inproc"])
-def test_a_finalizer_does_not_see_what_another_one_set(pair: list[Agent]) -> None:
+def test_a_finalizer_does_not_see_the_state_that_another_one_set(pair: list[Agent]) -> None:
     seen_by_finalizers.clear()
     with in_threads(probe) as expected:
         pass

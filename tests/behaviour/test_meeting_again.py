@@ -49,7 +49,7 @@ def settle(agents: list[Agent]) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_calls_go_on_with_whoever_was_lost(pair: list[Agent], gate: Gate) -> None:
+def test_calls_go_on_with_a_worker_that_was_lost(pair: list[Agent], gate: Gate) -> None:
     for _ in range(TIMES):
         assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
         there = rpc.rpc_async("w1", wait_at, args=(gate,))
@@ -155,7 +155,7 @@ def test_graceful_shutdown_of_a_group_in_which_two_had_parted(
     assert results == [None] * 3
 
 
-def test_nobody_looks_for_whoever_has_left(pair: list[Agent]) -> None:
+def test_no_worker_searches_for_one_that_has_left(pair: list[Agent]) -> None:
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
     peer = pair[0].directory.resolve("w1")
     pair[1].close()
@@ -166,7 +166,7 @@ def test_nobody_looks_for_whoever_has_left(pair: list[Agent]) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_whoever_was_forgotten_is_met_again(start: Callable[..., list[Agent]]) -> None:
+def test_a_forgotten_worker_is_met_again(start: Callable[..., list[Agent]]) -> None:
     """Lose a worker that has forgotten its loser."""
     agents = start(2, find=lambda name, deadline: None)
     first, second = agents

@@ -139,7 +139,7 @@ def test_one_that_came_back_is_found(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("key", ["w2", "w9", 2])
-def test_what_nobody_asked_for_does_not_count(agents: list[Agent], key: str | int) -> None:
+def test_an_answer_to_no_question_does_not_count(agents: list[Agent], key: str | int) -> None:
     first, _, third = agents
     peer = first.directory.known("w1")
     assert peer is not None

@@ -210,7 +210,7 @@ def test_a_function_that_waits_for_farcall_leaves_its_thread_to_others(
     assert inner.most_inside == 1
 
 
-def test_a_slow_function_holds_up_nobody(start: Callable[..., list[Agent]], gate: Gate) -> None:
+def test_a_slow_function_holds_up_no_call(start: Callable[..., list[Agent]], gate: Gate) -> None:
     start(2, num_worker_threads=2)
     slow = rpc.rpc_async("w1", wait_at, args=(gate, "slow"))
     gate.wait_for_arrivals()
@@ -235,7 +235,7 @@ def test_slow_functions_do_not_hold_up_answers_to_their_worker(
     assert slow.wait() == "slow"
 
 
-def test_a_slow_callback_holds_up_nobody(pair: list[Agent], gate: Gate) -> None:
+def test_a_slow_callback_holds_up_no_call(pair: list[Agent], gate: Gate) -> None:
     start = Gate()
     future = rpc.rpc_async("w1", wait_at, args=(start,)).then(lambda _: gate.wait())
     start.open()
@@ -245,7 +245,7 @@ def test_a_slow_callback_holds_up_nobody(pair: list[Agent], gate: Gate) -> None:
     assert future.wait() == 0
 
 
-def test_busy_functions_hold_up_nobody(start: Callable[..., list[Agent]]) -> None:
+def test_busy_functions_hold_up_no_call(start: Callable[..., list[Agent]]) -> None:
     start(2, num_worker_threads=2)
     stop = Gate()
     busy = rpc.rpc_async("w1", spin, args=(stop,))

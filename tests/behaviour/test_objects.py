@@ -63,7 +63,7 @@ def test_every_worker_finds_an_object_by_its_name(trio: list[Agent]) -> None:
     assert rpc.get_object("replay").owner_name() == "w1"
 
 
-def test_name_of_nobody_is_said_to_be_unknown(trio: list[Agent]) -> None:
+def test_name_that_no_worker_has_is_said_to_be_unknown(trio: list[Agent]) -> None:
     with pytest.raises(UnknownObject, match="'replay'"):
         rpc.get_object("replay")
 
@@ -224,7 +224,7 @@ def test_object_that_is_killed_in_the_queue_is_never_made(
         first.to_here()
 
 
-def test_policy_has_to_list_what_others_may_do_with_named_objects(
+def test_policy_has_to_list_the_functions_for_named_objects(
     start: Callable[..., list[Agent]],
 ) -> None:
     methods = [Buffer, Buffer.grow]

@@ -98,7 +98,7 @@ def test_sparse_gradients_equal_those_in_one_process(
         model.check_equal()
 
 
-def test_owner_of_parameters_may_be_who_steps(trio: list[Agent]) -> None:
+def test_owner_of_parameters_may_call_step(trio: list[Agent]) -> None:
     model = Model(workers=("w0", "w1"))
     optimizer = DistributedOptimizer(optim.Adam, model.rrefs, 0.1)
     local = optim.Adam(model.here, 0.1)
@@ -510,7 +510,7 @@ def set_rate(optimizer: DistributedOptimizer, rate: float, rrefs: list[Any]) -> 
     take_step(optimizer, rrefs, [torch.zeros(2)])
 
 
-def test_refresh_fetches_what_other_handles_changed(pair: list[Agent]) -> None:
+def test_refresh_fetches_the_changes_of_other_handles(pair: list[Agent]) -> None:
     rref = rpc.remote("w1", make_parameter, args=(torch.zeros(2),))
     optimizer = DistributedOptimizer(optim.SGD, [rref], lr=1.0)
     rpc.rpc_sync("w1", set_rate, args=(optimizer, 0.25, [rref]))

@@ -248,7 +248,7 @@ def test_initializing_the_state_changes_no_parameter(
         }
 
 
-def test_initializing_keeps_what_is_there(trio: list[Agent]) -> None:
+def test_initializing_keeps_the_state_that_is_there(trio: list[Agent]) -> None:
     model = Model()
     optimizer = DistributedOptimizer(optim.Adam, model.rrefs)
     local = optim.Adam(model.here)

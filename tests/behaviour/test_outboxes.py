@@ -204,7 +204,7 @@ def test_a_full_box_is_waited_for_until_the_timeout(
     assert [future.wait() for future in sent] == [numbers, numbers]
 
 
-def test_a_loss_ends_what_waits(pair: list[Agent], stuck: Stuck) -> None:
+def test_a_loss_ends_waiting_calls(pair: list[Agent], stuck: Stuck) -> None:
     futures = [rpc.rpc_async("w1", echo, args=(number,), **FOREVER) for number in range(20)]
     made = rpc.remote("w1", Account, **FOREVER)
     stuck.break_all("it is gone")
@@ -231,7 +231,7 @@ def test_what_is_too_large_is_refused_at_once(
 
 @pytest.mark.parametrize("transport", ["native"])
 @pytest.mark.skipif("native" not in TRANSPORTS, reason="one transport is enough")
-def test_shutdown_ends_what_waits_and_its_thread(
+def test_shutdown_ends_waiting_calls_and_their_thread(
     start: Callable[..., list[Agent]], pair: list[Agent]
 ) -> None:
     stuck = Stuck(pair[0], links=False)

@@ -118,7 +118,7 @@ def attack(agent: Agent, monkeypatch: pytest.MonkeyPatch, body: bytes, function:
 
 
 @each_way
-def test_only_what_is_listed_is_called(start: Start, call: Way) -> None:
+def test_only_listed_functions_are_called(start: Start, call: Way) -> None:
     start(2, policies={"w1": Only([echo, worker_name, fail_with], [Point])})
     assert call("w1", worker_name) == "w1"
     assert call("w1", echo, (Point(1, 2),)) == Point(1, 2)
@@ -266,7 +266,7 @@ def test_a_reference_is_not_found_by_its_number(start: Start) -> None:
     assert not any(agents[0].references.place_of(guess) for guess in guesses)
 
 
-def test_farcalls_own_handlers_call_nothing_but_what_is_listed(start: Start) -> None:
+def test_farcalls_own_handlers_call_only_listed_functions(start: Start) -> None:
     start(2, policies={"w1": Only([echo])})
     for handler in (call_method, fetch):
         with pytest.raises((Refused, AttributeError, TypeError, SerializationError)):

@@ -107,7 +107,7 @@ def test_a_result_by_reference_lets_go_ref_2(pair: list[Agent], deaths: Deaths) 
     deaths.wait_for()
 
 
-def test_a_result_by_reference_that_nobody_takes_lets_go_ref_2(
+def test_a_result_by_reference_that_no_caller_takes_lets_go_ref_2(
     pair: list[Agent], deaths: Deaths
 ) -> None:
     rpc.rpc_async("w1", make_rref, args=(deaths,))

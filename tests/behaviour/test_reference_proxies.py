@@ -40,7 +40,7 @@ def test_proxies_call_methods_on_the_owner(pair: list[Agent], proxy: Way, owner:
 
 
 @each_proxy
-def test_proxies_raise_what_the_method_raised(pair: list[Agent], proxy: Way) -> None:
+def test_proxies_raise_the_error_of_the_method(pair: list[Agent], proxy: Way) -> None:
     rref = rpc.remote("w1", Account)
     with pytest.raises(KeyError, match="in the method"):
         proxy(rref, "fail")

@@ -37,7 +37,7 @@ def both(make: Any, *args: Any) -> tuple[RemoteModule, nn.Module]:
 X = torch.arange(8.0).view(2, 4) / 8
 
 
-def test_forward_gives_what_the_module_gives() -> None:
+def test_forward_returns_the_value_of_the_module() -> None:
     remote, local = both(nn.Linear, 4, 3)
     torch.testing.assert_close(remote(X), local(X))
     torch.testing.assert_close(remote.forward_async(input=X).wait(), local(X))

@@ -135,7 +135,7 @@ def test_wait_for_so_many_of_a_role(group: OpenGroup, boss: Agent) -> None:
 
 
 @pytest.mark.usefixtures("boss")
-def test_wait_for_names_who_is_missing(group: OpenGroup) -> None:
+def test_wait_for_names_the_missing_workers(group: OpenGroup) -> None:
     group.join("t0", "trainer")
     rpc.wait_for("t0", timeout=PATIENCE)  # it is known from now on
     with pytest.raises(RpcTimeout, match=r"0\.3 s for 'a', 'b'; there are 'boss' .*'t0' \(train"):
@@ -172,7 +172,7 @@ def test_wait_for_ends_with_the_agent(group: OpenGroup, boss: Agent) -> None:
             waiter.result(PATIENCE)
 
 
-def test_wait_for_in_a_fixed_group_says_at_once_that_nobody_will_come(trio: list[Agent]) -> None:
+def test_wait_for_in_a_fixed_group_says_at_once_that_no_worker_will_come(trio: list[Agent]) -> None:
     assert [one.id for one in rpc.wait_for("w2", "w1")] == [2, 1]
     assert len(rpc.wait_for(count=3)) == 3
     with pytest.raises(UnknownWorker, match="'w9'"):
@@ -293,7 +293,7 @@ def test_functions_may_call_and_hold_no_lock(group: OpenGroup, boss: Agent) -> N
 
 
 @pytest.mark.usefixtures("boss")
-def test_nobody_looks_when_nobody_wants_to_know(group: OpenGroup) -> None:
+def test_no_thread_asks_the_store_when_no_program_listens(group: OpenGroup) -> None:
     roster = group.agents[0].group.roster
     subscription = rpc.on_join(print)
     wait_until(lambda: roster._is_looking)

@@ -49,7 +49,7 @@ def test_a_group_leaves_together(start: Callable[..., list[Agent]], size: int) -
     assert all(agent.status.is_closed for agent in agents)
 
 
-def test_nobody_leaves_before_all_want_to(trio: list[Agent]) -> None:
+def test_no_worker_leaves_before_all_want_to(trio: list[Agent]) -> None:
     left = Box()
 
     def leave(agent: Agent) -> None:
@@ -109,7 +109,7 @@ def test_who_dies_meanwhile_is_not_waited_for(trio: list[Agent], dead: int) -> N
     assert results == [None, None]
 
 
-def test_a_shutdown_that_takes_too_long_names_who_is_missing(trio: list[Agent]) -> None:
+def test_a_shutdown_that_takes_too_long_names_the_missing_workers(trio: list[Agent]) -> None:
     with pytest.raises(rpc.RpcTimeout) as raised:
         trio[0].shutdown(timeout=0.1)
     assert "'w1', 'w2'" in str(raised.value)
@@ -125,7 +125,7 @@ def test_a_shutdown_that_waits_for_its_own_calls_says_so(pair: list[Agent], gate
         future.wait()
 
 
-def test_an_ungraceful_shutdown_waits_for_nobody(pair: list[Agent], gate: Gate) -> None:
+def test_an_ungraceful_shutdown_waits_for_no_worker(pair: list[Agent], gate: Gate) -> None:
     future = rpc.rpc_async("w1", wait_at, args=(gate,))
     gate.wait_for_arrivals()
     pair[0].shutdown(graceful=False)

@@ -265,7 +265,7 @@ def test_object_that_can_not_be_made_again_uses_up_the_restarts(trio: list[Agent
         _failures.remove("it")
 
 
-def test_nobody_left_gives_up_in_a_fixed_group(pair: list[Agent]) -> None:
+def test_no_worker_left_gives_up_in_a_fixed_group(pair: list[Agent]) -> None:
     children = [rpc.Child(Counter, on="w1", name="other"), rpc.Child(Counter, on="w1", name="one")]
     others, _ = rpc.supervise(children, follow=True)
     pair[1].close()

@@ -147,7 +147,7 @@ def test_halves_that_meet_again_have_one_supervisor_and_one_object(
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("transport", ["inproc", "socket"])
-def test_half_that_loses_drops_what_it_has_made_again_and_its_snapshots_do_not_count(
+def test_half_that_loses_drops_its_objects_and_its_snapshots_do_not_count(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w0, *others, w3 = agents = start(4)

@@ -129,7 +129,7 @@ def test_sparse_tensors_arrive(pair: list[Agent], layout: str) -> None:
 
 @each_way
 @pytest.mark.parametrize("to", ["w0", "w1"])
-def test_a_received_tensor_is_nobody_elses(
+def test_a_received_tensor_shares_no_memory(
     pair: list[Agent], call: Callable[..., Any], to: str
 ) -> None:
     for size in (4, 100_000):

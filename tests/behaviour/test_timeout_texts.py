@@ -302,6 +302,6 @@ class Silent:
         raise ValueError("not this one")
 
 
-def test_no_code_of_the_user_runs_for_the_name_of_what_he_calls(pair: list[Agent]) -> None:
+def test_no_code_of_the_user_runs_for_the_name_of_a_callee(pair: list[Agent]) -> None:
     with pytest.raises(TypeError, match="Silent"):
         rpc.rpc_sync("w1", Silent())

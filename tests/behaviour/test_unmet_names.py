@@ -136,7 +136,7 @@ def test_what_the_store_takes_is_of_the_time_of_the_call(
 
 
 @pytest.mark.usefixtures("agents")
-def test_a_name_that_nobody_has(store: Store) -> None:
+def test_a_name_that_no_worker_has(store: Store) -> None:
     store.answers.set()
     with pytest.raises(UnknownWorker, match="'nobody'"):
         rpc.rpc_async("nobody", echo, args=(1,)).wait()
@@ -194,7 +194,7 @@ def test_what_waits_is_bounded(start: Callable[..., list[Agent]], store: Store, 
         assert torch.equal(one.to_here() if isinstance(one, rpc.RRef) else one.wait(), tensor)
 
 
-def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Store) -> None:
+def test_graceful_shutdown_waits_for_waiting_calls(agents: list[Agent], store: Store) -> None:
     future = rpc.rpc_async("w1", echo, args=(1,), timeout=0)
     assert agents[0].coordinator.active == 1
     leaving = threading.Thread(target=agents[0].shutdown)
@@ -207,7 +207,7 @@ def test_graceful_shutdown_waits_for_what_waits(agents: list[Agent], store: Stor
     assert future.wait() == 1
 
 
-def test_shutdown_ends_what_waits(agents: list[Agent]) -> None:
+def test_shutdown_ends_waiting_calls(agents: list[Agent]) -> None:
     future = rpc.rpc_async("w1", echo, args=(1,), timeout=0)
     agents[0].close()
     with pytest.raises((PeerLost, rpc.Cancelled)):

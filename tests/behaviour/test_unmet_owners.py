@@ -65,7 +65,7 @@ def settle(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("to", ["w1", 1, rpc.WorkerInfo("w1", 1)])
-def test_calls_by_a_reference_come_after_what_makes_it(
+def test_calls_by_a_reference_come_after_the_call_that_makes_it(
     agents: list[Agent], store: Store, to: Any
 ) -> None:
     recorder = rpc.remote(to, Recorder, concurrency=1)
@@ -119,7 +119,7 @@ def test_the_name_of_the_owner_is_known_at_once(agents: list[Agent], store: Stor
     settle(agents)
 
 
-def test_a_reference_that_nobody_has_any_more(agents: list[Agent], store: Store) -> None:
+def test_a_reference_that_no_variable_has_any_more(agents: list[Agent], store: Store) -> None:
     recorder = rpc.remote("w1", Recorder)
     last = recorder.rpc_async().note(1)
     del recorder

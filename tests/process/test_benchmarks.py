@@ -291,7 +291,7 @@ def test_a_checkout_that_is_not_built_is_refused(tmp_path: Path) -> None:
 @linux_only
 @pytest.mark.timeout(TINY_SECONDS + 20)
 @pytest.mark.parametrize("name", ["ray", "rpyc", "grpc"])
-def test_other_library_runs_what_it_can(tmp_path: Path, name: str) -> None:
+def test_other_library_runs_the_cases_that_it_can(tmp_path: Path, name: str) -> None:
     pytest.importorskip(name, reason="make bench-all installs it")
     cases = [case for case in CASES if name in CASES[case].implementations and case != "start_8"]
     arguments = ("--implementations", f"farcall,{name}", "--cases", ",".join(cases))
@@ -391,7 +391,7 @@ def test_what_training_adds_to_one_process_is_compared() -> None:
         ("idle", {"farcall": [[0.5]]}, ("at most 1 % of a core", False)),
     ],
 )
-def test_table_says_what_is_reached(
+def test_table_says_which_goals_are_reached(
     case: str, blocks: dict[str, Blocks], says: tuple[str | None, bool | None]
 ) -> None:
     found = result_of(case, blocks)
@@ -411,7 +411,7 @@ def test_table_has_a_column_for_each_implementation_and_dashes_where_it_has_no_t
     ]
 
 
-def test_table_has_the_ratio_of_whole_steps_where_the_other_is_of_what_is_added() -> None:
+def test_table_has_the_ratio_of_whole_steps_beside_that_of_added_time() -> None:
     blocks = {"local": [[1e-3]], "farcall": [[2e-3]], "torch": [[4e-3]]}
     row = markdown({"rnn_tiny": result_of("rnn_tiny", blocks)}).splitlines()[-1]
     assert "| 3.00 (3.00 to 3.00), per step 2.00 (2.00 to 2.00) |" in row

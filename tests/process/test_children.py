@@ -117,7 +117,7 @@ def test_logs_go_to_files_and_go_on_after_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / "..%2Fx.log").read_text() == "three\n"
 
 
-def test_children_go_on_when_nobody_reads_what_they_print() -> None:
+def test_children_go_on_when_no_thread_reads_their_output() -> None:
     out = io.StringIO()
     out.close()
     shown = Shown(out=out)
@@ -177,7 +177,7 @@ def test_what_stands_for_stdout_may_be_any_object(kind: type[Stream], written: s
     assert out.written == written
 
 
-def test_a_grandchild_with_the_pipe_keeps_nobody() -> None:
+def test_a_grandchild_with_the_pipe_holds_up_no_thread() -> None:
     shown = Shown()
     ours, theirs = os.pipe()
     shown.output.follow("w0", ours)

@@ -396,7 +396,7 @@ def begin_call(arrived: str) -> None:
     _kept.append(rpc.rpc_async("w1", hold, args=(arrived,), timeout=0))
 
 
-def test_the_second_ctrl_c_ends_what_the_first_began(crew: Crew, tmp_path: Path) -> None:
+def test_the_second_ctrl_c_ends_the_wait_that_the_first_began(crew: Crew, tmp_path: Path) -> None:
     """Shut down at the first Ctrl-C; an impatient user presses it again."""
     one, other = crew.group(2)
     arrived = tmp_path / "arrived"

@@ -296,7 +296,7 @@ def test_graceful_shutdown_does_not_wait_for_the_dead(crew: Crew, victim: int) -
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_graceful_shutdown_does_not_wait_for_the_dead_whom_nobody_called(
+def test_graceful_shutdown_does_not_wait_for_the_dead_that_no_worker_called(
     crew: Crew, victim: int
 ) -> None:
     members = crew.group(3)
@@ -326,7 +326,7 @@ def test_shutdown_that_is_not_graceful_cancels_own_calls(crew: Crew) -> None:
     callee.kill()
 
 
-def test_shutdown_with_a_timeout_names_who_did_not_come(crew: Crew) -> None:
+def test_shutdown_with_a_timeout_names_the_missing_workers(crew: Crew) -> None:
     ready, late = crew.group(2)
     ready.start(leave, timeout=0.5)
     error = ready.fails()

@@ -88,7 +88,9 @@ def test_equal_seeds_give_equal_runs_however_the_observers_interleave(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "episode"])
-def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, moment: str) -> None:
+def test_ctrl_c_ends_all_processes_and_writes_the_results_so_far(
+    tmp_path: Path, moment: str
+) -> None:
     process = start_demo("demo", "cartpole", "--log-interval", "1", "--out", tmp_path)
     read_until(process, moment)
     os.killpg(process.pid, signal.SIGINT)

@@ -114,7 +114,7 @@ ENDLESS += ("--log-interval", "1")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_ctrl_c_ends_all_processes_and_writes_what_was_reached(tmp_path: Path, mode: str) -> None:
+def test_ctrl_c_ends_all_processes_and_writes_the_results_so_far(tmp_path: Path, mode: str) -> None:
     process = start_demo(*ENDLESS, "--mode", mode, "--out", tmp_path)
     read_until(process, "epoch")
     os.killpg(process.pid, signal.SIGINT)

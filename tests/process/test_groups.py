@@ -163,7 +163,7 @@ def test_map_keeps_the_order(group: Group) -> None:
     assert group.map(abs, iter(())) == []
 
 
-def test_map_gives_work_to_whoever_is_free(group: Group) -> None:
+def test_map_gives_work_to_the_worker_that_is_free(group: Group) -> None:
     Gate.opened.clear()
     assert group.map(first_waits_for_last, range(10)) == list(range(10))
 

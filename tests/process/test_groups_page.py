@@ -36,7 +36,7 @@ def run(arguments: list[str], program: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_program_on_the_page_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+def test_the_program_on_the_page_prints_the_lines_of_the_page(page: str, tmp_path: Path) -> None:
     text, (program, *_) = text_and_blocks_of(page)
     script = tmp_path / "program.py"
     script.write_text(program, encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_program_on_the_page_prints_what_the_page_shows(page: str, tmp_path:
     assert run([str(script)]) == shown[1].splitlines()
 
 
-def test_the_cells_on_the_page_print_what_their_comments_say(page: str) -> None:
+def test_the_cells_on_the_page_print_the_lines_of_their_comments(page: str) -> None:
     """Run the cells from the standard input: such a program has no file, as a notebook has none."""
     _, (_, *blocks) = text_and_blocks_of(page)
     cells = "\n".join(blocks)

@@ -91,7 +91,9 @@ def call_within(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("ends", [RpcTimeout, PeerLost])
-def test_call_that_gets_no_link_names_what_was_tried(crew: Crew, ends: type[Exception]) -> None:
+def test_call_that_gets_no_link_names_the_addresses_that_were_tried(
+    crew: Crew, ends: type[Exception]
+) -> None:
     bound, timeout = (str(PATIENCE), 1.0) if ends is RpcTimeout else ("1", PATIENCE)
     with network() as net:
         members = [

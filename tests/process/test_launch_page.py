@@ -29,7 +29,7 @@ def block(name: str) -> str:
     return match[1]
 
 
-def test_the_first_example_prints_what_the_page_says(tmp_path: Path) -> None:
+def test_the_first_example_prints_the_lines_of_the_page(tmp_path: Path) -> None:
     shown, *printed = block("one machine").splitlines()
     program = written(tmp_path, block("train.py"), "train.py")
     *options, name = shlex.split(shown.removeprefix("$ farcall launch "))
@@ -38,7 +38,7 @@ def test_the_first_example_prints_what_the_page_says(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(printed), done.stderr
 
 
-def test_the_example_for_roles_prints_what_the_page_says(tmp_path: Path) -> None:
+def test_the_example_for_roles_prints_the_lines_of_the_page(tmp_path: Path) -> None:
     shown, *printed = block("roles").splitlines()
     program = written(tmp_path, block("roles.py"), "roles.py")
     *options, name = shlex.split(shown.removeprefix("$ farcall launch "))

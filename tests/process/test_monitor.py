@@ -166,7 +166,7 @@ def test_processes_of_the_same_user_ask_without_the_secret(tmp_path: Path) -> No
         assert report_of("w1", pid).served
 
 
-def test_whoever_asks_over_tcp_needs_the_secret(tmp_path: Path) -> None:
+def test_a_process_that_asks_over_tcp_needs_the_secret(tmp_path: Path) -> None:
     secret = secrets.token_hex(16)
     with hanging("lock_held", tmp_path, FARCALL_SECRET=secret) as pid:
         for wrong in (None, secrets.token_bytes(32)):
@@ -178,7 +178,7 @@ def test_whoever_asks_over_tcp_needs_the_secret(tmp_path: Path) -> None:
             assert met.keys is not None
 
 
-def test_whoever_asks_can_not_call(tmp_path: Path) -> None:
+def test_a_process_that_asks_can_not_call(tmp_path: Path) -> None:
     with hanging("lock_held", tmp_path) as pid, connected(pid, "unix:") as sock:
         met = ask(sock, Terms(is_local=True))
         request = Frame(Request("__main__:hold_the_gil", 0.0), 1, b"", ())

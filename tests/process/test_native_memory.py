@@ -116,7 +116,7 @@ def mapped_bytes() -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in spans)
 
 
-def test_sender_does_not_go_on_holding_what_receivers_keep(crew: Crew) -> None:
+def test_sender_does_not_go_on_holding_memory_that_receivers_keep(crew: Crew) -> None:
     sender, *receivers = crew.group(3)
     before = min(sender.run(hand_over, receiver.name, 200) for receiver in receivers)
     deadline = time.monotonic() + PATIENCE  # it lets go when it has been idle for some seconds

@@ -84,7 +84,7 @@ def kills(to: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000, 30_000_000])
-def test_both_send_at_once_and_get_what_they_should(crew: Crew, size: int) -> None:
+def test_both_send_at_once_and_get_the_right_tensors(crew: Crew, size: int) -> None:
     first, second = group_of(crew, 2)
     first.start(doubled_by, "w1", size, 20)
     second.start(doubled_by, "w0", size, 20)

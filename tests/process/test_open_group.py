@@ -122,7 +122,7 @@ def start(crew: Crew, name: str, rank: int = -1, where: str = "", **options: Any
 # Membership.
 
 
-def test_processes_know_who_is_there(crew: Crew) -> None:
+def test_processes_know_the_workers_that_are_there(crew: Crew) -> None:
     boss = start(crew, "boss")
     boss.run(listen)
     leaves = start(crew, "leaves", role="trainer")

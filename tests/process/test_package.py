@@ -193,7 +193,7 @@ def test_the_wheel_runs_the_readme_in_a_fresh_environment_without_a_compiler(
     print("README's example:", timed_example(own, **alone))
 
 
-def test_sdist_holds_what_git_holds(tmp_path: Path) -> None:
+def test_sdist_holds_the_files_of_git(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a git checkout")
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]

@@ -76,7 +76,7 @@ def test_agent_and_observers(start: Start) -> None:
 
 
 @pytest.mark.parametrize("leaves", ["of_an_optimizer", "that_are_sent"])
-def test_leaves_that_threads_share_block_nobody(start: Start, leaves: str) -> None:
+def test_leaves_that_threads_share_block_no_thread(start: Start, leaves: str) -> None:
     assert said(start("shared_leaves.py", leaves)) == "done\n"
 
 

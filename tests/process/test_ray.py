@@ -101,7 +101,7 @@ def test_gradients_flow_through_workers(shared: Group) -> None:
         assert torch.equal(autograd.get_gradients(context)[x], torch.full((3,), 4.0))
 
 
-def test_workers_are_on_both_nodes_and_have_what_they_asked_for(shared: Group) -> None:
+def test_workers_are_on_both_nodes_with_the_resources_that_they_asked_for(shared: Group) -> None:
     assert len(set(shared.all.call(node))) == 2
     assert shared.all.call(assigned) == [SMALL] * 3
 

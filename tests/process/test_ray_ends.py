@@ -190,7 +190,7 @@ def run_until_shown(folder: Path, program: str, count: int, **variables: str) ->
         return lines
 
 
-def test_a_script_connects_shows_what_workers_print_and_disconnects(
+def test_a_script_connects_shows_the_output_of_workers_and_disconnects(
     cluster: Any, tmp_path: Path
 ) -> None:
     lines = run_until_shown(
@@ -265,7 +265,7 @@ PROGRAMS = {
 }
 
 
-def test_the_first_program_on_the_page_prints_what_the_page_says(
+def test_the_first_program_on_the_page_prints_the_lines_of_the_page(
     cluster: Any, tmp_path: Path
 ) -> None:
     program = PROGRAMS["program"]

@@ -215,7 +215,7 @@ def test_newcomer_that_calls_first_is_called_back(crew: Crew) -> None:
     leave_all(hub, guest)
 
 
-def test_nobody_joins_at_will_where_a_fixed_group_lives(crew: Crew) -> None:
+def test_no_worker_joins_at_will_where_a_fixed_group_lives(crew: Crew) -> None:
     first, second = crew.group(2)
     late = crew.member("late")
     late.start(join, "late", -1, None, crew.init_method)

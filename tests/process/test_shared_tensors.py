@@ -138,7 +138,7 @@ def pair(crew: Crew, *said: str, **options: Any) -> tuple[Member, Member]:
     return first, second
 
 
-def test_by_handle_both_see_what_either_writes(crew: Crew) -> None:
+def test_by_handle_each_sees_the_writes_of_the_other(crew: Crew) -> None:
     first, second = pair(crew, "handle")
     assert first.run(is_the_same_memory, "w1") == (True, True)
     assert second.run(is_the_same_memory, "w0") == (True, True)
@@ -195,7 +195,7 @@ def test_batches_of_a_data_loader_are_passed_on(crew: Crew) -> None:
     leave_all(first, second)
 
 
-def test_what_was_lent_outlives_who_lent_it(crew: Crew) -> None:
+def test_lent_memory_outlives_its_lender(crew: Crew) -> None:
     first, second = pair(crew, "handle")
     second.run(call, "w0", make_shared_and_keep_there, "w1")
     first.kill()

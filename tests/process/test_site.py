@@ -118,7 +118,7 @@ def test_no_markdown_is_left_in_the_text(site: Path, pages: dict[Path, Page]) ->
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)
-def test_reference_has_what_the_module_exports(module: str, pages: dict[Path, Page]) -> None:
+def test_reference_has_the_exports_of_the_module(module: str, pages: dict[Path, Page]) -> None:
     name = f"farcall.{module}"
     exported = pytest.importorskip(name, exc_type=ImportError).__all__
     anchors = set().union(*(page.ids for page in pages.values()))

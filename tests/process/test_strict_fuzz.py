@@ -11,7 +11,7 @@ from patience import PATIENCE
 PROGRAM = Path(__file__).parent / "programs" / "fuzz_strict.py"
 
 
-def test_no_bytes_crash_who_reads_them_and_uses_what_was_read(tmp_path: Path) -> None:
+def test_no_bytes_crash_a_reader_that_uses_the_value(tmp_path: Path) -> None:
     last = tmp_path / "last"
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", PROGRAM, "1", "3000", last],

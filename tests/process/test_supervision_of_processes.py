@@ -110,7 +110,7 @@ DEATHS = {"owner": ("w1",), "supervisor": ("w0",), "both": ("w0", "w1")}
 
 @pytest.mark.parametrize("kind", ["fixed", "open"])
 @pytest.mark.parametrize("who", DEATHS)
-def test_sigkill_loses_only_what_came_after_the_snapshot(crew: Crew, who: str, kind: str) -> None:
+def test_sigkill_loses_only_changes_after_the_snapshot(crew: Crew, who: str, kind: str) -> None:
     names = ("w0", "w1", "w2", "w3")
     members = crew.group(4) if kind == "fixed" else open_group(crew, *names)
     by_name = dict(zip(names, members, strict=True))

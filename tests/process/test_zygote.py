@@ -86,7 +86,7 @@ def both_see(*words: str, **how: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "words", [["program.py"], ["./program.py"], ["-m", "module"], ["-c", SEES], ["-u", "-c", SEES]]
 )
-def test_a_program_finds_what_a_real_start_gives_it(words: list[str], folder: Path) -> None:
+def test_a_program_finds_the_surroundings_of_a_real_start(words: list[str], folder: Path) -> None:
     seen = both_see(*words, "a", "--flag", cwd=folder, input="read this")
     assert (seen["parent"], seen["input"]) == (os.getpid(), "read this")
     assert seen["argv"][1:] == ["a", "--flag"]

@@ -105,7 +105,7 @@ def test_drop_is_reported_once_at_both_ends_with_the_cause_here(
 
 
 @pytest.mark.stations(3)
-def test_drop_ends_the_links_of_both_directions_and_of_nobody_else(
+def test_drop_ends_the_links_of_both_directions_and_of_no_other_peer(
     station: StationMaker, near: Station, far: Station
 ) -> None:
     other = station("other")

@@ -28,7 +28,7 @@ def test_exchange_returns_the_outcome_of_its_call(
     assert near.events.empty()
 
 
-def test_exchange_needs_nobody_who_reads_the_endpoint(
+def test_exchange_needs_no_thread_that_reads_the_endpoint(
     station: StationMaker, near: Station, far: Station, threads: Threads
 ) -> None:
     # With the transports where callers receive their own replies; inproc delivers in the sender.

@@ -129,7 +129,7 @@ def test_memory_of_a_sent_frame_may_be_used_again(pair: tuple[Station, Station])
     assert bytes(far.arrived().frame.buffers[0]) == before
 
 
-def test_memory_that_arrived_is_writable_and_nobody_elses(pair: tuple[Station, Station]) -> None:
+def test_memory_that_arrived_is_writable_and_not_shared(pair: tuple[Station, Station]) -> None:
     near, far = pair
     sent = bytearray(filled(2_000_000))
     before = bytes(sent)
@@ -217,13 +217,13 @@ def test_connect_dials_once(pair: tuple[Station, Station], threads: Threads) -> 
     assert near.endpoint.links() == [links[0]]
 
 
-def test_outcome_that_nobody_waits_for_is_an_event(pair: tuple[Station, Station]) -> None:
+def test_outcome_that_no_thread_waits_for_is_an_event(pair: tuple[Station, Station]) -> None:
     near, far = pair
     near.connect(far).send(Frame(Reply(), 5, b"late"), soon())
     assert content(far.arrived().frame) == (Reply(), 5, b"late", [])
 
 
-def test_poll_gives_what_next_would_give_and_waits_for_nothing(station: StationMaker) -> None:
+def test_poll_returns_the_event_of_next_without_waiting(station: StationMaker) -> None:
     here, there = station(), station()
     assert there.endpoint.poll() is None
     link = here.connect(there)

@@ -40,7 +40,7 @@ def assert_closed(sock: socket.socket) -> None:
 # What `open_link` gets.
 
 
-def test_both_sides_open_a_link_from_what_the_handshake_has_told(side: SideMaker) -> None:
+def test_both_sides_open_a_link_by_the_handshake(side: SideMaker) -> None:
     opened: queue.Queue[Connection] = queue.Queue()
 
     def open_link(connection: Connection) -> BareLink:
@@ -441,7 +441,7 @@ def kinds(side: Side) -> list[str]:
         (("tcp",), ["tcp"], "tcp"),
     ],
 )
-def test_paths_say_what_is_listened_on_and_dialled(
+def test_paths_choose_the_addresses_to_listen_on_and_dial(
     side: SideMaker, paths: tuple[str, ...], listened: list[str], description: str
 ) -> None:
     near, distant = side("near", paths=paths), side("distant")
@@ -597,7 +597,7 @@ def test_a_worker_answers_at_no_address_but_those_that_it_advertises(side: SideM
         relay.close()
 
 
-def test_whoever_does_not_show_that_it_is_of_the_group_is_refused(side: SideMaker) -> None:
+def test_a_process_that_does_not_show_that_it_is_of_the_group_is_refused(side: SideMaker) -> None:
     signer = SecretSigner(b"s")
     ours, other_group = Membership("farcall/open", signer), Membership("farcall/0", signer)
     distant, member = side("distant", vouch=ours.vouch), side("member")

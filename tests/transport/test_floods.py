@@ -192,7 +192,7 @@ def test_oldest_of_an_origin_goes_first(side: SideMaker) -> None:
 
 
 @pytest.mark.usefixtures("endless")
-def test_strangers_do_not_push_out_who_has_knocked(side: SideMaker) -> None:
+def test_strangers_do_not_push_out_a_peer_that_has_knocked(side: SideMaker) -> None:
     distant = side("distant", secret=SECRET)
     with contextlib.ExitStack() as stack:
         (member,) = flood(distant.worker.addresses[-1], MEMBER, stack, count=1)
@@ -205,7 +205,7 @@ def test_strangers_do_not_push_out_who_has_knocked(side: SideMaker) -> None:
 
 
 @pytest.mark.usefixtures("endless")
-def test_connections_that_are_closed_at_once_push_nobody_out(side: SideMaker) -> None:
+def test_connections_that_are_closed_at_once_push_no_peer_out(side: SideMaker) -> None:
     distant = side("distant", secret=SECRET)
     with contextlib.ExitStack() as stack:
         (slow,) = flood(distant.worker.addresses[-1], b"", stack, count=1)

@@ -198,7 +198,7 @@ headers = st.builds(
 
 @given(headers, st.binary(max_size=400), cut_points)
 @settings(max_examples=200, deadline=None)
-def test_random_header_and_what_follows_is_frames_or_a_clear_error(
+def test_random_header_and_bytes_behind_it_are_frames_or_a_clear_error(
     head: bytes, rest: bytes, cuts: list[int]
 ) -> None:
     _, error = received(head + rest, cuts)

@@ -77,7 +77,7 @@ def test_exchange_returns_the_outcome_of_its_call(
     assert posted.empty()
 
 
-def test_what_nobody_waits_for_is_posted(link: LoopbackLink, posted: Posted) -> None:
+def test_an_answer_that_no_thread_waits_for_is_posted(link: LoopbackLink, posted: Posted) -> None:
     link.send(Frame(Reply(), 5), soon())
     link.send(Frame(Leaving(), 6), soon())
     assert [posted.get(timeout=PATIENCE).frame.call_id for _ in range(2)] == [5, 6]

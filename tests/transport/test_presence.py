@@ -132,7 +132,7 @@ def test_a_worker_is_gone_where_something_else_listens(
     assert looks(side, at(worker, stranger(lambda sock: sock.sendall(banner))))
 
 
-def test_a_worker_is_gone_whose_port_reaches_who_asks(
+def test_a_worker_is_gone_whose_port_leads_to_the_asker(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reach the socket itself: the system may give it the port that it connects to as its own."""
@@ -148,7 +148,7 @@ def test_a_worker_is_gone_whose_port_reaches_who_asks(
     assert looks(side, worker)
 
 
-def test_whoever_listens_in_silence_may_be_the_worker(
+def test_a_process_that_listens_in_silence_may_be_the_worker(
     side: SideMaker, stranger: Callable[[Connected], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "PROBE_SECONDS", 0.1)
@@ -156,7 +156,7 @@ def test_whoever_listens_in_silence_may_be_the_worker(
     assert not looks(side, at(worker, stranger(lambda _: None)), dead_host_timeout=0.01)
 
 
-def test_whoever_hangs_up_is_asked_again(
+def test_a_process_that_hangs_up_is_asked_again(
     side: SideMaker, stranger: Callable[[Connected], str]
 ) -> None:
     """Ask again after a hang-up: a worker that ends, or has no descriptor to spare, hangs up."""

@@ -52,7 +52,7 @@ def test_other_links_are_read_meanwhile(near: Station, far: Station) -> None:
         assert back.exchange(request(number), soon()).call_id == number
 
 
-def test_end_of_an_unread_link_is_reported_after_what_came_before(
+def test_end_of_an_unread_link_is_reported_after_earlier_frames(
     near: Station, far: Station, kind: str
 ) -> None:
     link = paused(near, far)

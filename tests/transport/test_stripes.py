@@ -122,7 +122,7 @@ def test_both_sides_have_to_want_several(
     assert link.striped_buffers == far_link(far).striped_buffers == 0
 
 
-def test_fewer_of_what_the_two_want_is_taken(station: StationMaker) -> None:
+def test_the_smaller_number_that_the_two_want_is_taken(station: StationMaker) -> None:
     assert widened(station("near", 5), station("far", 2), 2).streams == 2
 
 

@@ -59,7 +59,7 @@ def comments_of(file: str) -> dict[Line, str]:
     [(SETTINGS, ("right.py", "wrong.py")), (WITH_PLUGIN, ("right.py", "members.py"))],
     ids=["plain", "with-plugin"],
 )
-def test_type_checker_says_what_the_comments_say(
+def test_type_checker_agrees_with_the_comments(
     settings: str, files: tuple[str, ...], tmp_path: Path
 ) -> None:
     reports = run_mypy(files, settings, tmp_path)

@@ -141,7 +141,7 @@ def test_programs_have_everything_that_there_is(programs):
     assert sum(step.name == "fetch" for step in quiet) > 50
 
 
-def test_some_calls_are_made_under_no_grad_and_return_what_they_got(programs):
+def test_some_calls_are_made_under_no_grad_and_return_their_arguments(programs):
     quiet = [
         program.blocks[step.block]
         for program in programs
@@ -184,7 +184,7 @@ def longest_cycle(program: Program) -> int:
     return below(0, 1, -1)
 
 
-def test_most_programs_use_what_was_sent_and_some_could_run_fast(programs):
+def test_most_programs_use_the_sent_tensors_and_some_could_run_fast(programs):
     outcomes = [run_locally(program) for program in programs[:300]]
     received = [any(any(r.runs.values()) for r in outcome.reports) for outcome in outcomes]
     assert sum(received) > 100

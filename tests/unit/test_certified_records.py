@@ -368,9 +368,7 @@ def test_with_a_secret_beside_the_certificates_both_are_needed(
 
 
 @pytest.mark.parametrize("binds", [False, True])
-def test_whoever_dials_in_shows_its_name_by_its_certificate(
-    authority: Authority, binds: bool
-) -> None:
+def test_a_dialler_shows_its_name_by_its_certificate(authority: Authority, binds: bool) -> None:
     w0, w1, w2 = (
         Membership("farcall/open", authority.signer(name, name, binds=binds))
         for name in ("w0", "w1", "w2")
@@ -407,7 +405,7 @@ def test_each_chain_is_checked_once(
 # --- files that can't be used
 
 
-def test_a_worker_does_not_start_with_what_others_would_not_believe(
+def test_a_worker_does_not_start_with_a_certificate_that_others_would_not_believe(
     authority: Authority, tmp_path: Path
 ) -> None:
     good = authority.issue("good")

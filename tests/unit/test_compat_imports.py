@@ -35,7 +35,7 @@ INSTALL = "import farcall.compat; farcall.compat.install()\n"
 COUNTED = "print(json.dumps(sorted(sys.modules)))"
 
 
-def test_standing_in_for_torch_costs_what_farcall_costs() -> None:
+def test_standing_in_for_torch_costs_no_more_than_farcall() -> None:
     by_itself = run("import farcall.rpc, farcall.autograd\n" + COUNTED)
     standing_in = run(INSTALL + COUNTED)
     assert isinstance(by_itself, list)
@@ -115,7 +115,7 @@ def test_nothing_is_left_among_the_finders() -> None:
     ) == [1, True]
 
 
-def test_reinstalling_replaces_what_was_imported_in_between() -> None:
+def test_reinstalling_replaces_modules_that_were_imported_in_between() -> None:
     assert run(
         INSTALL
         + """
@@ -200,7 +200,7 @@ sys.modules[instantiator.__name__] = instantiator
 
 
 @pytest.mark.parametrize("first", ["torch.distributed.nn", "_remote_module_non_scriptable"])
-def test_remote_modules_can_be_imported_where_torch_imports_what_it_writes(first: str) -> None:
+def test_remote_modules_can_be_imported_where_torch_imports_code_that_it_writes(first: str) -> None:
     assert run(
         INSTALL
         + OLDER_TORCH

@@ -134,7 +134,7 @@ print(json.dumps([
     )
 
 
-def test_the_profiler_of_torchs_agent_says_what_farcall_has() -> None:
+def test_the_profiler_of_torchs_agent_names_that_of_farcall() -> None:
     said = run("""
 try:
     with rpc._server_process_global_profile():

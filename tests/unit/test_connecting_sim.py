@@ -29,7 +29,7 @@ def test_seed_replays_to_the_last_event():
         assert one.violations == other.violations
 
 
-def test_schedules_have_what_can_go_wrong():
+def test_schedules_have_all_kinds_of_faults():
     logs = [" ".join(str(event) for event in simulate_connecting(seed).log) for seed in range(500)]
     hosts = ("is up", "is dark", "is backlog full", "is unreachable", "is name server fails")
     gone = ("is worker gone", "is restarted", "is another worker", "has another secret")

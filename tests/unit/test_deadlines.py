@@ -74,7 +74,7 @@ def test_call_without_deadline_is_never_due() -> None:
     assert calls.due(1e12) == set()
 
 
-def test_sleeper_is_woken_only_for_what_comes_before_its_alarm() -> None:
+def test_sleeper_is_woken_only_for_deadlines_before_its_alarm() -> None:
     calls = Calls()
     assert calls.deadlines.next == math.inf
     assert calls.begin(1, 5.0)
@@ -115,7 +115,7 @@ def test_calls_that_are_due_one_after_the_other_are_gathered() -> None:
     st.sets(st.integers(0, 50)),
     st.lists(st.floats(0, 3.5), max_size=8),
 )
-def test_due_is_what_has_passed_and_nothing_else(
+def test_due_are_passed_deadlines_and_no_others(
     begun: dict[int, float], ended: set[int], looks: list[float]
 ) -> None:
     calls = Calls()

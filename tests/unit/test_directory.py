@@ -97,7 +97,7 @@ def test_a_store_that_is_silent(store: Store) -> None:
     assert found.look_up("other", soon()).worker is OTHER
 
 
-def test_many_who_ask_the_same_ask_once(store: Store) -> None:
+def test_many_callers_with_one_question_ask_once(store: Store) -> None:
     store.answers.clear()
     lookup = Lookup("me", store.ask, store.reopen)
     for _ in range(20):
@@ -162,7 +162,7 @@ def test_a_store_that_stays_silent_costs_few_threads(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("to", [True, 0.0, None, b"me"])
-def test_what_is_no_name_finds_nobody(to: object) -> None:
+def test_a_value_that_is_no_name_finds_no_worker(to: object) -> None:
     with pytest.raises(UnknownWorker, match="a worker is named by"):
         Directory(ME, [ME], None).resolve(to)  # type: ignore[arg-type]
 
@@ -183,7 +183,7 @@ def fixed() -> Directory:
     return workers
 
 
-def test_whoever_is_met_again_is_known_by_name_id_and_number(fixed: Directory) -> None:
+def test_a_worker_that_is_met_again_is_known_by_name_id_and_number(fixed: Directory) -> None:
     assert fixed.meeting(OTHER.incarnation) == 1
     assert fixed.meet_again(OTHER.incarnation, 1, 0.0)
     assert not fixed.meet_again(OTHER.incarnation, 1, 0.0)

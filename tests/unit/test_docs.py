@@ -111,7 +111,7 @@ def namespace() -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_code_on_the_page_runs_and_prints_what_it_says(
+def test_code_on_the_page_runs_and_prints_its_comments(
     page: str, namespace: dict[str, object]
 ) -> None:
     blocks = [block for block in blocks_of(ROOT / page) if not block.is_script]
@@ -124,7 +124,7 @@ SCRIPTS = [block for page in RUN for block in blocks_of(ROOT / page) if block.is
 
 
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: f"{block.page.name}:{block.line}")
-def test_script_on_the_page_runs_and_prints_what_it_says(block: Block, tmp_path: Path) -> None:
+def test_script_on_the_page_runs_and_prints_its_comments(block: Block, tmp_path: Path) -> None:
     assert run_as_script(block, tmp_path).splitlines() == block.prints
 
 

@@ -238,7 +238,7 @@ def test_rref_methods_take_a_timeout(name: str) -> None:
     assert parameters(getattr(rpc.RRef, name)) == ["self", "timeout"]
 
 
-def test_tensorpipe_options_take_what_torchs_take() -> None:
+def test_tensorpipe_options_take_the_arguments_of_torchs() -> None:
     theirs = parameters(torch_rpc.TensorPipeRpcBackendOptions.__init__)
     ours = parameters(rpc.TensorPipeRpcBackendOptions.__init__)
     assert ours[: len(theirs)] == theirs

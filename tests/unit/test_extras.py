@@ -66,7 +66,7 @@ def test_an_array_is_refused_where_numpy_is_not_installed() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["click", "rich"])
-def test_the_command_line_says_how_to_install_what_it_needs(lacks: str) -> None:
+def test_the_command_line_says_how_to_install_missing_packages(lacks: str) -> None:
     hidden = f"import sys; sys.modules['{lacks}'] = None\n"
     code, _, error = run_hidden(COMMAND, "doctor", "--help", hidden=hidden)
     assert code == 1
@@ -76,6 +76,6 @@ def test_the_command_line_says_how_to_install_what_it_needs(lacks: str) -> None:
     )
 
 
-def test_what_is_installed_with_farcall_is_what_it_can_not_do_without() -> None:
+def test_dependencies_of_farcall_are_those_that_it_needs() -> None:
     names = {re.split(r"\W", requirement)[0] for requirement in PROJECT["dependencies"]}
     assert names == {"torch", "cloudpickle", "cryptography", "msgspec", "tblib"}

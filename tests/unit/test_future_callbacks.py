@@ -221,7 +221,7 @@ def test_the_stack_in_a_chain_is_of_constant_depth() -> None:
     assert max(depths) == max(depths[:100])
 
 
-def test_a_chain_that_nobody_completes_can_be_dropped() -> None:
+def test_a_chain_that_no_code_completes_can_be_dropped() -> None:
     head: Future[None] = Future()
     last = head
     for _ in range(10_000):
@@ -269,7 +269,7 @@ def recurse() -> None:
     recurse()
 
 
-def test_a_callback_may_wait_for_what_a_later_callback_completes() -> None:
+def test_a_callback_may_wait_for_a_future_that_a_later_callback_completes() -> None:
     """Queue the later callback in the thread that waits."""
     head: Future[None] = Future()
     last: Future[Any] = head

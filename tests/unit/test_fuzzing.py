@@ -22,7 +22,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return TARGETS[request.param]
 
 
-def test_target_takes_what_an_honest_peer_sends(target: Target) -> None:
+def test_target_takes_the_bytes_of_an_honest_peer(target: Target) -> None:
     seeds = list(target.seeds())
     assert seeds
     for seed in (*seeds, b""):
@@ -32,7 +32,7 @@ def test_target_takes_what_an_honest_peer_sends(target: Target) -> None:
 @pytest.mark.parametrize("name", sorted(TARGETS))
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_target_takes_what_is_broken(name: str, data: st.DataObject) -> None:
+def test_target_takes_broken_bytes(name: str, data: st.DataObject) -> None:
     target = TARGETS[name]
     damaged = bytearray(data.draw(st.sampled_from(list(target.seeds()))))
     for _ in range(data.draw(st.integers(1, 5))):

@@ -32,7 +32,7 @@ def test_functions_with_arrays_check_their_frame_when_they_return(symbols: str) 
     assert "UND __stack_chk_fail" in symbols
 
 
-def test_calls_of_the_c_library_check_the_size_of_what_they_fill(symbols: str) -> None:
+def test_calls_of_the_c_library_check_the_size_of_their_buffers(symbols: str) -> None:
     for function in ("memcpy", "recv", "poll"):
         assert f"UND __{function}_chk" in symbols
 

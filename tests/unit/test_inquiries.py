@@ -50,7 +50,7 @@ def noting(outcomes: SimpleQueue[Outcome], who: str) -> Callable[[object, object
     return lambda error, found: outcomes.put((who, error or found))
 
 
-def test_nobody_is_told_what_was_so_before_it_asked(
+def test_no_listener_is_told_of_changes_before_it_asked(
     inquiries: Inquiries, outcomes: SimpleQueue[Outcome]
 ) -> None:
     looking, none = Looking(), UnknownWorker("there is none")

@@ -92,7 +92,7 @@ def test_a_thread_that_has_lost_the_lead_says_nothing(says: Callable[[Executor],
         assert group.executor.stop(PATIENCE)
 
 
-def test_the_leader_runs_nothing_before_what_is_queued() -> None:
+def test_the_leader_runs_queued_functions_first() -> None:
     executor = Group(lambda _: None).executor
     executor.max_running = executor._places.most = 1
     executor._leader = threading.get_ident()

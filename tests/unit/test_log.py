@@ -230,7 +230,7 @@ def test_what_is_logged_in_a_handler_leads_to_no_handler(logger: logging.Logger)
 
 
 @pytest.mark.parametrize("run", [lambda run: run(), in_a_thread_of_farcalls], ids=["here", "there"])
-def test_records_are_kept_until_the_end_of_what_others_wait_for(
+def test_records_are_kept_until_the_end_of_work_that_others_wait_for(
     logger: logging.Logger, run: Callable[[Callable[[], object]], None]
 ) -> None:
     lines: list[str] = []

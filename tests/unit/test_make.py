@@ -104,7 +104,7 @@ def test_some_tests_give_their_own_exit_status(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("goal", ["demo", "demo-cartpole", "demo-rnn", "demo-parameter-server"])
-def test_a_demo_installs_what_users_install_and_no_linters(goal: str) -> None:
+def test_a_demo_installs_the_packages_of_users_and_no_linters(goal: str) -> None:
     assert locked_by(goal) == ["demos"]
     names = {requirement.name for requirement in locked("demos")}
     assert {"gymnasium", "cmake", "msgspec"} <= names
@@ -112,7 +112,7 @@ def test_a_demo_installs_what_users_install_and_no_linters(goal: str) -> None:
 
 
 @pytest.mark.parametrize("goal", ["test", "lint", "native", "sim", "bench", "demo test"])
-def test_everything_else_installs_what_developers_need(goal: str) -> None:
+def test_everything_else_installs_the_packages_of_developers(goal: str) -> None:
     assert locked_by(goal) == ["dev"]
 
 
@@ -150,7 +150,7 @@ def locked(name: str) -> list[Requirement]:
         ("lock", ["lock"]),
     ],
 )
-def test_lock_has_what_the_project_says_it_needs(name: str, extras: list[str]) -> None:
+def test_lock_has_the_packages_that_the_project_needs(name: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     wanted = [Requirement(text) for text in project["dependencies"]]
@@ -185,7 +185,7 @@ def test_after_the_tests_a_demo_installs_nothing(checkout: Path) -> None:
     assert "install" not in run("make", "-n", "demo", cwd=checkout).stdout
 
 
-def test_after_a_demo_the_tests_install_what_is_missing(checkout: Path) -> None:
+def test_after_a_demo_the_tests_install_the_missing_packages(checkout: Path) -> None:
     (checkout / ".venv" / ".installed").unlink()
     assert "requirements/dev.txt" in run("make", "-n", "test", cwd=checkout).stdout
 

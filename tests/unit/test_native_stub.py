@@ -42,5 +42,5 @@ def is_public(name: str) -> bool:
     return not name.rpartition(".")[2].startswith("_")
 
 
-def test_stub_names_what_the_module_has() -> None:
+def test_stub_has_the_names_of_the_module() -> None:
     assert described(ast.parse(STUB.read_text()).body) == there(_native)

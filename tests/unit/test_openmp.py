@@ -186,7 +186,7 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
     assert [how.keep_awake for how in opened] == [are_free]
 
 
-def test_a_thread_that_cannot_start_is_nobodys_error(
+def test_a_thread_that_cannot_start_is_no_error(
     team: IdleTeam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: threading.Thread) -> None:

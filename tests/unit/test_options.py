@@ -236,7 +236,7 @@ def test_environment_says_how_many_connections(monkeypatch: pytest.MonkeyPatch) 
             RpcBackendOptions()
 
 
-def test_shared_tensors_are_copied_unless_somebody_says_otherwise(
+def test_shared_tensors_are_copied_unless_an_option_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert RpcBackendOptions().shared_tensors == "copy"
@@ -518,7 +518,7 @@ def test_a_wrong_variable_is_named(
             RpcBackendOptions()
 
 
-def test_what_is_given_is_what_the_attribute_has() -> None:
+def test_an_attribute_has_the_given_value() -> None:
     given = {
         "secret": SECRET,
         "tls": TLS,

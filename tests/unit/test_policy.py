@@ -204,7 +204,7 @@ def test_what_is_no_list_of_classes_is_refused(types: Any) -> None:
         Only(types=types)
 
 
-def test_a_policy_shows_what_it_allows() -> None:
+def test_a_policy_shows_its_functions_and_types() -> None:
     only = Only([elsewhere, "app:f"], [Model], max_objects=5)
     assert repr(only) == (
         f"Only(functions=['app:f', '{HERE}:elsewhere'], types=['{HERE}:Model'], max_objects=5)"
@@ -221,7 +221,7 @@ def test_no_module_is_imported_for_a_name_that_is_not_allowed() -> None:
 
 
 @pytest.mark.parametrize("name", ["os:system", "torch.utils.collect_env:os.system"])
-def test_a_listed_name_that_leads_to_what_is_defined_elsewhere_is_refused(name: str) -> None:
+def test_a_listed_name_that_leads_to_an_object_of_another_name_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="not defined there"):
         Only([name]).find(name)
 
@@ -299,7 +299,7 @@ def outcome(find: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_attribute_of_any_kind_is_refused_or_is_what_python_finds(name: str) -> None:
+def test_an_attribute_of_any_kind_is_refused_or_is_the_one_that_python_finds(name: str) -> None:
     value, only = AllKinds(), Only([f"{HERE}:AllKinds.{name}", elsewhere, os.getcwd, len])
     if name in NEVER:
         with pytest.raises(Refused, match=f"AllKinds.{name}"):

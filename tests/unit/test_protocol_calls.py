@@ -155,7 +155,7 @@ def test_outcome_is_not_sent_to_a_lost_caller():
     assert not incoming.finish(2)
 
 
-def test_cancelling_an_unsent_call_closes_the_gap_in_what_the_callee_remembers():
+def test_cancelling_an_unsent_call_closes_the_gap_in_the_callees_memory():
     incoming: Incoming[str] = Incoming()
     for call in range(2, 100):
         incoming.request(call, "task")

@@ -79,7 +79,7 @@ def test_lost_giver_ends_the_context_if_the_creator_is_gone(contexts):  # BWD-4
     assert contexts.enter(CONTEXT, 10 * FOURTH, "again") is None
 
 
-def test_lost_creator_ends_the_context_whoever_gave_it(contexts):  # BWD-4
+def test_lost_creator_ends_the_context_of_any_giver(contexts):  # BWD-4
     assert lose(contexts, CREATOR, gone=(CREATOR,)) == [DropContext(CONTEXT, "content")]
 
 
@@ -88,7 +88,7 @@ def test_loss_of_an_earlier_life_leaves_contexts_of_the_newer_one(contexts):
     assert contexts.get(CONTEXT) == "content"
 
 
-def test_loss_of_an_earlier_life_ends_what_it_gave(contexts):  # BWD-4
+def test_loss_of_an_earlier_life_ends_its_contexts(contexts):  # BWD-4
     contexts.enter(CONTEXT, 10 * CREATOR, "content")
     assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
 
@@ -113,7 +113,7 @@ def test_who_reports_a_context_is_told_of_failed_passes_and_later_of_the_end(): 
     assert contexts.held(mine, 10 * FOURTH) == [TellEnd(10 * FOURTH, mine, mine)]
 
 
-def test_whoever_had_a_context_when_it_was_lost_has_parted_with_it(contexts):
+def test_a_lost_worker_that_had_a_context_has_parted_with_it(contexts):
     contexts.tell(CONTEXT, 10 * FOURTH)
     assert not contexts.has_parted(CONTEXT, 10 * THIRD)
     lose(contexts, THIRD)

@@ -40,7 +40,7 @@ def test_what_a_key_stands_for(machine: Machine, key: str | int | WorkerInfo) ->
     assert machine.known(key) is None
 
 
-def test_nobody_is_asked_in_a_group_of_fixed_size() -> None:
+def test_no_member_is_asked_in_a_group_of_fixed_size() -> None:
     fixed: Machine = DirectoryMachine(Record, is_open=False)
     assert fixed.resolve("w1").standing is Standing.UNKNOWN
     lose(fixed, fixed.add(W1))
@@ -57,7 +57,7 @@ def test_dir1_late_word_of_a_former_holder_takes_no_name_for_long(machine: Machi
     assert machine.known("w1") is new
 
 
-def test_whoever_has_a_successor_is_not_current(machine: Machine) -> None:
+def test_a_worker_that_has_a_successor_is_not_current(machine: Machine) -> None:
     old = machine.add(W1)
     lose(machine, old)
     assert machine.is_current(old)
@@ -65,7 +65,7 @@ def test_whoever_has_a_successor_is_not_current(machine: Machine) -> None:
     assert not machine.is_current(old)
 
 
-def test_dir1_whoever_is_lost_is_current_though_an_older_holder_seems_to_live(
+def test_dir1_a_lost_worker_is_current_though_an_older_holder_seems_to_live(
     machine: Machine,
 ) -> None:
     machine.add(W1)
@@ -107,7 +107,7 @@ def test_dir3_number_of_a_meeting_counts_from_its_link_if_it_was_forgotten(
     assert machine.meeting(W1.incarnation) == 1
 
 
-def test_whoever_has_left_is_not_met_again(machine: Machine) -> None:
+def test_a_worker_that_has_left_is_not_met_again(machine: Machine) -> None:
     record = machine.add(W1)
     record.left = "it has shut down"
     assert machine.verdict(W1.incarnation, 0) is Verdict.WELCOME
@@ -133,7 +133,7 @@ class Query:
         self.key = key
 
 
-def test_look1_what_is_asked_already_is_waited_for() -> None:
+def test_look1_a_question_that_is_asked_already_is_waited_for() -> None:
     machine: LookupMachine[Query] = LookupMachine()
     first, second = Query("w1"), Query("w1")
     assert machine.ask(first) == (first, 0)
@@ -185,7 +185,7 @@ def test_look5_connection_is_made_anew_after_a_failure() -> None:
     assert machine.begins(question, 0, 0.0) is Step.ASK
 
 
-def test_look6_who_joins_is_not_told_what_was_before() -> None:
+def test_look6_a_caller_that_joins_is_not_told_earlier_answers() -> None:
     machine: LookupMachine[Query] = LookupMachine()
     question = Query("w1")
     machine.ask(question)

@@ -32,13 +32,13 @@ def alone_at(me: str) -> PassMachine:
     return machine
 
 
-def test_loss_of_the_root_stops_the_pass_and_tells_nobody():  # BWD-5
+def test_loss_of_the_root_stops_the_pass_and_tells_no_worker():  # BWD-5
     machine = alone_at("here")
     assert machine.on_peer_lost(20, "root", "the root died") == [StopPass()]
     assert machine.error == "the root died"
 
 
-def test_loss_of_who_was_sent_gradients_fails_the_pass():  # BWD-5
+def test_loss_of_a_worker_that_was_sent_gradients_fails_the_pass():  # BWD-5
     machine = alone_at("here")
     machine.arrive(1, 3)
     machine.computed(1, {"receive": 20})

@@ -527,7 +527,7 @@ def test_outcome_unpins_a_request_with_nothing_but_its_receivers_references():
     assert refs.take() == [Send(OWNER, Release(((*ENTRY, 2),)))]
 
 
-def test_outcome_does_not_unpin_what_the_receiver_has_to_register():  # REF-1
+def test_outcome_does_not_unpin_references_that_the_receiver_has_to_register():  # REF-1
     refs = holding()
     key = TransferKey(THIRD, 9, False)
     refs.pin(key, [REF])

@@ -68,7 +68,7 @@ def test_ended_child_is_not_made_again() -> None:
     assert machine.is_over
 
 
-def test_successor_makes_anew_what_was_being_made() -> None:
+def test_successor_makes_anew_the_object_that_was_being_made() -> None:
     machine = SupervisionMachine(3, Strategy.ONE, 3, 60.0)
     machine.resume([Phase.RUNNING, Phase.MAKING, Phase.ENDED], [1, 4, 2], [5.0])
     assert machine.take() == [Make(1, 5)]

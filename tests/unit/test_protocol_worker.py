@@ -225,7 +225,7 @@ def lost_and_met() -> tuple[Machine, int]:
     return machine, again
 
 
-def test_whoever_is_met_again_is_another_incarnation():  # WRK-6
+def test_a_worker_that_is_met_again_is_another_incarnation():  # WRK-6
     machine, again = lost_and_met()
     assert machine.is_lost(OWNER)
     assert not machine.is_lost(again)
@@ -259,7 +259,7 @@ def test_a_meeting_before_the_last_changes_nothing():
     assert local.owner == again
 
 
-def test_whoever_was_met_again_and_is_forgotten_begins_at_the_start():
+def test_a_worker_that_was_met_again_and_is_forgotten_begins_at_the_start():
     machine, again = lost_and_met()
     machine.on_peer_lost(again, "silent")
     machine.discard([OWNER, again])

@@ -79,7 +79,7 @@ def test_address_towards_loopback_is_loopback() -> None:
 
 
 @pytest.mark.parametrize("name", ["no such host", "", "a" * 300, "..", "169.254.1.1.1"])
-def test_no_address_towards_what_is_no_host(name: str) -> None:
+def test_no_address_towards_a_name_of_no_host(name: str) -> None:
     assert address_towards(name) is None or name == ""
 
 

@@ -94,7 +94,7 @@ def test_groups_with_different_prefixes_do_not_meet() -> None:
     assert Rendezvous(store, "2").join(second, 1, 5.0) == [second]
 
 
-def test_timeout_names_who_is_here_and_who_is_missing(opened: OpenStore) -> None:
+def test_timeout_names_the_present_and_the_missing_workers(opened: OpenStore) -> None:
     def are_named(timeout: float) -> bool:
         """Return whether both came before the other one's time was over, and have named all."""
         workers = [worker("w0", 0), worker("w2", 2)]
@@ -151,7 +151,7 @@ def test_late_duplicate_does_not_disturb_a_group_that_met(opened: OpenStore) -> 
     assert Rendezvous(opened(), "a").find("w1") == workers[1]
 
 
-def test_nobody_takes_the_place_of_a_worker_in_a_group_that_met(opened: OpenStore) -> None:
+def test_no_worker_takes_the_place_of_another_in_a_group_that_met(opened: OpenStore) -> None:
     join_all(opened, [worker("w0", 0), worker("w1", 1)], 2)
     again = worker("w1", 1)
     with pytest.raises(RendezvousError, match="another one than is at the store now"):
@@ -238,7 +238,7 @@ def test_duplicate_rank_leaves_the_name_free(opened: OpenStore) -> None:
     assert meeting.join(two, None, 5.0) == [one, two]
 
 
-def test_workers_without_rank_get_ids_that_nobody_has(opened: OpenStore) -> None:
+def test_workers_without_rank_get_ids_that_no_worker_has(opened: OpenStore) -> None:
     meeting = Rendezvous(opened(), "a")
     meeting.join(worker("fixed", 1), None, 5.0)
     for name in ("x", "y", "z"):
@@ -313,7 +313,7 @@ def test_without_world_size_the_group_is_dynamic(clean: pytest.MonkeyPatch) -> N
     assert open_store("env://", 0, None, 20.0)[1:] == (0, None)
 
 
-def test_rank_zero_hosts_what_the_others_connect_to(clean: pytest.MonkeyPatch) -> None:
+def test_rank_zero_hosts_the_store_of_the_others(clean: pytest.MonkeyPatch) -> None:
     url = f"tcp://127.0.0.1:{free_port()}"
     master, *place = open_store(f"{url}?rank=0&world_size=2", timeout=PATIENCE)
     assert place == [0, 2]

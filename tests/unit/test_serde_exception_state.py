@@ -368,7 +368,7 @@ def test_an_exception_arrives_with_its_values(kind: str, way: Callable[..., Any]
 
 
 @pytest.mark.parametrize("kind", ["frozen slots data", "list state", "only __setstate__", "slots"])
-def test_an_exception_without_what_cannot_be_sent_has_its_other_values(kind: str) -> None:
+def test_an_exception_without_a_value_that_cannot_be_sent_has_its_others(kind: str) -> None:
     got = as_stripped_error(MAKERS[kind]())
     assert type(got) is not RemoteError
     sent = contents(MAKERS[kind]())[1]

@@ -165,7 +165,7 @@ def test_script_function_that_torch_renamed_is_found(monkeypatch: pytest.MonkeyP
         (f"{__name__}:Outer.nothing", "'Outer' has no attribute 'nothing'"),
     ],
 )
-def test_missing_function_is_told_by_what_is_missing(name: str, missing: str) -> None:
+def test_missing_function_is_told_by_its_missing_part(name: str, missing: str) -> None:
     with pytest.raises(FunctionNotFound, match="importable on the callee too") as caught:
         resolve(name)
     assert missing in str(caught.value)

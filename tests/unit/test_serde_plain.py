@@ -336,7 +336,7 @@ def check_against_pickle(body: bytes) -> None:
 
 @given(VALUES, st.data())
 @settings(max_examples=1000, deadline=None)
-def test_broken_bytes_make_what_pickle_makes_of_them_or_nothing(
+def test_broken_bytes_make_the_value_that_pickle_makes_or_none(
     value: object, data: st.DataObject
 ) -> None:
     halves = [SERIALIZER, IN_PYTHON]
@@ -430,6 +430,6 @@ def test_hostile_bytes(body: bytes) -> None:
         check_against_pickle(whole)
 
 
-def test_capsule_that_is_not_what_is_needed_is_refused() -> None:
+def test_capsule_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="dlpack_exchange_api"):
         _native.Plain(torch.Tensor, torch.utils.dlpack.to_dlpack(torch.ones(1)), None, None, id)

@@ -170,7 +170,7 @@ def test_handles_become_references_of_the_message() -> None:
     assert arrive(dumped, references=["a", "b"]) == ["a", {"x": "b"}, "a"]
 
 
-def test_handles_become_references_in_what_goes_by_value_too() -> None:
+def test_handles_become_references_in_values_that_are_copied_too() -> None:
     handle = Handle(1)
     sender = Serializer(reference=Handle, check=lambda handle: None)
     dumped = sender.dump((handle, lambda: handle))

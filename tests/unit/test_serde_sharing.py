@@ -100,7 +100,7 @@ def test_shared_memory_that_is_sent_on_is_still_shared() -> None:
     assert torch.equal(again[1], torch.full((2, 3), 5.0))
 
 
-def test_far_parts_of_a_large_storage_are_sent_without_what_is_between() -> None:
+def test_far_parts_of_a_large_storage_are_sent_without_the_bytes_between() -> None:
     x = torch.arange(10_000_000.0)
     value, sent = arrived(Serializer(), (x[:10], x[5:15], x[-10:]))
     assert sent < 1000

@@ -564,7 +564,7 @@ def test_indices_that_are_changed_after_the_check_have_no_effect(layout: str) ->
         assert torch.equal(got.to_dense(), dense)
 
 
-def test_dense_tensors_lie_over_what_arrived_and_nothing_else_does() -> None:
+def test_only_dense_tensors_lie_over_the_arrived_buffers() -> None:
     body, buffers = write(torch.zeros(10_000))
     got = read(body, *buffers)
     buffers[0][:] = b"\x01" * len(buffers[0])
@@ -583,7 +583,7 @@ def test_references_are_those_that_the_message_brought() -> None:
         load_reference(0)
 
 
-def test_no_module_is_imported_for_what_is_refused() -> None:
+def test_no_module_is_imported_for_a_refused_value() -> None:
     for name in ("antigravity:webbrowser", "this:s"):
         for tag in (b"n", b"O"):
             with pytest.raises(Refused):

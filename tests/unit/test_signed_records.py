@@ -175,7 +175,7 @@ def test_a_record_under_another_secret_is_not_there(store: HashStore) -> None:
     assert Rendezvous(store, "farcall/open").find("w1") is None
 
 
-def test_without_a_secret_nobody_is_believed_who_has_one(store: HashStore) -> None:
+def test_without_a_secret_no_worker_with_one_is_believed(store: HashStore) -> None:
     open_group = Rendezvous(store, "farcall/open")
     open_group.join(worker("w0", 0), None, PATIENCE)
     meet(store, worker("w1", 1))
@@ -289,7 +289,7 @@ def test_a_forged_record_in_the_place_of_a_worker_ends_the_wait(
     assert "FARCALL_SECRET is the same on all workers" in str(outcome)
 
 
-def test_junk_where_the_gate_belongs_holds_nobody_up(store: HashStore) -> None:
+def test_junk_where_the_gate_belongs_holds_no_worker_up(store: HashStore) -> None:
     put(store, "gate", b"\xff\xfe no gate", "farcall/0")
     put(store, "rank/0", b"\x00" * 1000, "farcall/0")
     put(store, "confirmed/1", b"\x93", "farcall/0")
@@ -297,7 +297,7 @@ def test_junk_where_the_gate_belongs_holds_nobody_up(store: HashStore) -> None:
     assert join_all(store, workers, 2, PATIENCE) == [workers, workers]
 
 
-def test_whoever_is_not_shown_in_the_list_is_in_it_nevertheless(store: HashStore) -> None:
+def test_a_worker_that_the_list_does_not_show_is_in_it_nevertheless(store: HashStore) -> None:
     """Hide this worker from itself, as a liar might."""
     meet(store, worker("w0", 0))
     store.set("farcall/open/members", "0")
@@ -313,7 +313,7 @@ def test_a_name_that_left_stays_free_for_others(store: HashStore) -> None:
 
 
 @pytest.mark.parametrize("state", ["up", "left"])
-def test_a_replayed_record_names_the_dead_and_nobody_else(store: HashStore, state: str) -> None:
+def test_a_replayed_record_names_only_the_dead_worker(store: HashStore, state: str) -> None:
     """Put an old, signed record back under its own key: its statement was once true."""
     first, second = worker("w1", 1), worker("w1", 1)
     group = meet(store, first)

@@ -230,7 +230,7 @@ def test_abandoned_call_whose_future_never_completes_is_closed():  # CALL-3
     stage.end()
 
 
-def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
+def test_abandoned_remote_call_keeps_the_references_that_it_carries():  # REF-1
     stage = Stage()
     made = stage.caller.create(stage.OWNER, "owner", [stage.ref], how="sent")
     stage.caller.discard(stage.ref)
@@ -245,7 +245,7 @@ def test_abandoned_remote_call_keeps_what_it_carries():  # REF-1
     stage.end()
 
 
-def test_dropping_what_an_open_call_carries_is_a_violation():  # REF-1
+def test_dropping_a_reference_that_an_open_call_carries_is_a_violation():  # REF-1
     stage = Stage()
     stage.caller.call(stage.OWNER, [stage.ref], how="sent")
     stage.oracle.dropped(stage.OWNER, stage.ref.ref)
@@ -363,7 +363,7 @@ def test_lines_that_no_schedule_reaches_are_printed(capsys):
     assert "refs.py:" in capsys.readouterr().out
 
 
-def test_log_says_what_matters_of_a_message():
+def test_log_has_the_fields_of_a_message_that_matter():
     message = Request("f", creates=b"\2", references=(Reference(1, b"\3", 1, "w0", 0),))
     assert told(message) == "Request(function=f, creates=2, references=[1.3 of w0])"
     assert told(TransferKey(2, 7, True)) == "answer 7 of 2"

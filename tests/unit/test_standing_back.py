@@ -135,7 +135,7 @@ def test_the_leader_does_not_wait_for_itself(row: Row) -> None:
     assert row.run() == [(1, False), (2, True), True, (3, True)]
 
 
-def test_nobody_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion_row, "STAND_BACK", 0.0)
 
     def callback_that_waits_for_a_caller() -> None:
@@ -148,7 +148,7 @@ def test_nobody_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> Non
     assert row.run() == [(1, False), (2, True), (False, False), (3, True)]
 
 
-def test_nobody_waits_while_a_function_runs(row: Row) -> None:
+def test_no_thread_waits_while_a_function_runs(row: Row) -> None:
     def look() -> None:
         row.log.append(("function", row.executor.row.is_on))
 
@@ -156,7 +156,7 @@ def test_nobody_waits_while_a_function_runs(row: Row) -> None:
     assert row.run()[:3] == [(1, False), (2, True), ("function", False)]
 
 
-def test_nobody_waits_for_a_leader_that_waits(row: Row) -> None:
+def test_no_thread_waits_for_a_leader_that_waits(row: Row) -> None:
     def wait() -> None:
         with row.executor.waiting():
             row.log.append(("waits", row.executor.row.is_on))

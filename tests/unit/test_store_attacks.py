@@ -202,7 +202,7 @@ def test_junk_where_groups_of_fixed_size_leave_their_mark(
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_addresses_that_are_none_raise_what_calls_raise(
+def test_addresses_that_are_none_raise_the_errors_of_calls(
     workers: Workers, secret: str | None
 ) -> None:
     """Write any address, as a member may do, and without a secret everyone."""

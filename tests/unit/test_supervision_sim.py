@@ -25,7 +25,7 @@ def test_seed_replays_to_the_last_event():
         assert one.violations == other.violations
 
 
-def test_schedules_have_what_can_go_wrong():
+def test_schedules_have_all_kinds_of_faults():
     logs = [" ".join(str(event) for event in simulate_supervision(seed).log) for seed in range(300)]
     for what in ("dies", "breaks", "meet again", "drops", "object killed", "does not make"):
         assert sum(what in log for log in logs) > 10, what

@@ -26,7 +26,7 @@ def test_modules_are_there_after_import_farcall() -> None:
     assert run("-c", code).stdout.split() == ["rpc_sync", "farcall.optim"]
 
 
-def test_type_checkers_and_editors_know_what_is_imported_when_it_is_used() -> None:
+def test_type_checkers_and_editors_know_names_that_are_imported_at_first_use() -> None:
     block = next(
         node
         for node in ast.parse(Path(farcall.__file__).read_text()).body
@@ -51,7 +51,7 @@ PUBLIC = ("autograd", "compat", "errors", "functions", "nn", "optim", "rpc", "te
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_dir_shows_what_is_public(name: str) -> None:
+def test_dir_shows_the_public_names(name: str) -> None:
     module = import_module(f"farcall.{name}")
     for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
         if not submodule.name.startswith("_"):

@@ -57,7 +57,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "promet
     ("module", "package"),
     [("farcall.otel", "opentelemetry"), ("farcall.monitor.metrics", "prometheus_client")],
 )
-def test_whoever_lacks_the_extra_is_told_its_name(module: str, package: str) -> None:
+def test_a_user_without_the_extra_is_told_its_name(module: str, package: str) -> None:
     program = f"""
 import sys
 sys.modules["{package}"] = None

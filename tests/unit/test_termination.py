@@ -117,7 +117,7 @@ def test_standstills_of_the_asker_do_not_count() -> None:  # DEP-3
     assert not any(silence.unanswered(11, 60.0) for _ in range(20))
 
 
-def test_without_a_bound_nobody_is_given_up() -> None:
+def test_without_a_bound_no_worker_is_given_up() -> None:
     silence = Silence(0.0)
     assert silence.question == LONGEST_QUESTION
     assert not any(silence.unanswered(11, silence.question) for _ in range(1000))

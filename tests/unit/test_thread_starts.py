@@ -139,7 +139,7 @@ class TestBriefThreads:
         assert sorted(done) == list(range(5))
         assert not threads.run(lambda: done.append(5))
 
-    def test_the_end_leaves_behind_what_does_not_end(
+    def test_the_end_leaves_behind_threads_that_do_not_end(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         threads = BriefThreads("brief", 2)

@@ -235,7 +235,7 @@ def test_what_is_not_farcall_raises_bad_frame(
 
 
 @pytest.mark.parametrize("beginning", [b"", knock(bytes(32))], ids=["no knock", "a wrong one"])
-def test_no_tls_is_begun_with_who_has_not_shown_the_secret(
+def test_no_tls_is_begun_with_a_peer_that_has_not_shown_the_secret(
     pair: Pair, terms: Terms, beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "TlsStream", None)
@@ -245,7 +245,7 @@ def test_no_tls_is_begun_with_who_has_not_shown_the_secret(
         accept(pair[1], terms)
 
 
-def test_connection_to_itself_is_nobody(terms: Terms) -> None:
+def test_connection_to_itself_is_no_peer(terms: Terms) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())

@@ -24,8 +24,8 @@ OF_PYTEST = {"deprecated_call", "fail", "raises", "warns"}
 # added here: where a test waits for an end, an assert can say in which state that leaves things.
 SILENT = {
     "unit/test_agents_sim.py::test_what_a_mistake_changes_has_that_name",
-    "unit/test_future_callbacks.py::test_a_chain_that_nobody_completes_can_be_dropped",
-    "unit/test_fuzzing.py::test_target_takes_what_is_broken",
+    "unit/test_future_callbacks.py::test_a_chain_that_no_code_completes_can_be_dropped",
+    "unit/test_fuzzing.py::test_target_takes_broken_bytes",
     "unit/test_secrets.py::test_what_was_made_by_chance_is_taken",
 }
 
@@ -70,7 +70,7 @@ def silent_tests() -> set[str]:
     return found
 
 
-def test_each_test_shows_what_it_asserts() -> None:
+def test_each_test_shows_its_asserts() -> None:
     new = silent_tests() - SILENT
     assert not new, (
         "add an assert, or let the name of the helper that asserts begin with "

@@ -132,7 +132,7 @@ def test_large_parts_are_passed_on_and_not_copied() -> None:
         (packed(body=1 << 60), "claims a body of 1152921504606846976 bytes"),
     ],
 )
-def test_header_that_lies_is_refused_with_what_it_claims(data: bytes, complaint: str) -> None:
+def test_header_that_lies_is_refused_with_its_claim(data: bytes, complaint: str) -> None:
     with pytest.raises(BadFrame, match=complaint):
         decode_header(data)
 
@@ -215,7 +215,7 @@ def test_frames_at_and_above_the_limits_are_there_for_each_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", Limits._fields)
-def test_a_sender_refuses_what_a_receiver_would_refuse(
+def test_a_sender_refuses_frames_that_a_receiver_would_refuse(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unchecked = joined(ABOVE_LIMIT[limit])
