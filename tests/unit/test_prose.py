@@ -62,6 +62,12 @@ PATTERNS = {
     "nobody": re.compile(r"(?i)\b(?:nobody|somebody|whoever)\b"),
     # Indirect questions ("ask what is there"), which are good English, count as well.
     "what is": re.compile(r"(?i)\bwhat\s+(?:is|was)\b"),
+    # "What comes first" as a noun: where a sentence, an item of a list, a cell or a clause behind a
+    # semicolon begins. Not counted: questions with their mark, and headings.
+    "what as subject": re.compile(
+        r"(?m)(?:^[ *|]*(?:- )?|[.!?:]\s+|\(|(?P<clause>;\s+))(?(clause)[Ww]|W)hat\s+[a-z]"
+        r"(?![^.?]*\?)"
+    ),
 }
 MOST_WORDS = 40  # of a clause of a page
 # Where a sentence ends, or a clause that stands alone; and what begins or is no sentence.
@@ -78,6 +84,7 @@ CEILINGS = {
     "no verb as opening": (0, 0),
     "nobody": (0, 0),
     "what is": (0, 3),
+    "what as subject": (238, 2),
 }
 
 
@@ -225,6 +232,7 @@ COUNTED = {
     "no verb as opening": ["As given.", "Called by observers."],
     "nobody": ["Nobody needs it."],
     "what is": ["Return what is there."],
+    "what as subject": ["What comes first counts.", "It waits; what has come is kept."],
 }
 NOT_COUNTED = {
     "headless who": ["A caller who asks gets it.", "Say who asks."],
@@ -239,6 +247,7 @@ NOT_COUNTED = {
     "no verb as opening": ["Return it as given.", "Call the observers."],
     "nobody": ["No thread needs it."],
     "what is": ["Return the value."],
+    "what as subject": ["What does it cost?", "Say what it costs.", "# What it costs"],
 }
 
 
