@@ -30,7 +30,7 @@ __all__ = ["__version__"]
 _MODULES = ("actors", "autograd", "errors", "functions", "nn", "optim", "rpc")
 # Imported in the same way; `dir` shows what programs use every day.
 _OTHER_MODULES = ("compat", "groups", "monitor", "otel", "ray", "testing")
-# What else is used by this name, and where it is.
+# Other names that are used by this module's name, and where they are.
 _FROM = {
     **dict.fromkeys(("Handle", "actor", "handle", "spawn"), "actors"),
     "local": "groups",

@@ -7,7 +7,7 @@ after a crash; its incarnation never does. Everything that must not be mistaken 
 Two living workers may lose each other by mistake, and meet again. To each the other is a new
 incarnation then, as if it had been started anew: the number with which it began, and above that
 how often the two have met again (`nth_incarnation`). That is between the two, and inside each of
-them; what travels is the number with which a worker began (`original`).
+them; messages have the number with which a worker began (`original`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Loggers that can't disturb what they tell of.
 
 A program may attach what it likes to the logger "farcall", or to the root: handlers, filters.
-farcall writes to it while it ends a call, answers one, or takes a peer off its books. What a
-handler raises there would leave that undone; and a handler that makes a call, or waits for one,
+farcall writes to it while it ends a call, answers one, or takes a peer off its books. An
+error of a handler there would leave that undone; and a handler that makes a call, or waits for one,
 could wait for the very thread that it keeps. So:
 
 - A thread of farcall's hands its records to a thread for handlers (`_Relay`), and waits for that
   one, so that a line is there before what comes after it, but only for a moment.
 - In the middle of what others wait for, such as a link that is being made, records are kept until
   that is over (`records_later`). No thread logs while it holds a lock.
-- What a thread logs while it is in a handler is dropped: it would lead to the handler again. So do
+- A record that a thread logs inside a handler is dropped: it would lead to the handler again. So do
   the loggers of Python since 3.13.
 
 See docs/decisions/0050-handlers-that-call.md.
@@ -30,8 +30,8 @@ from contextvars import copy_context
 
 from farcall.threads import FarcallThread, is_farcall_thread, is_main_thread
 
-# What a thread of farcall's waits for a handler, in seconds. No longer: the handler may wait for
-# what the thread does next.
+# The time that a thread of farcall's waits for a handler, in seconds. No longer: the handler may
+# wait for what the thread does next.
 STAND_BACK = 0.2
 LONGEST_STAND_BACK = 1.0  # for several handlers, one after the other
 MOST_LINES = 1000  # that wait for handlers
@@ -70,7 +70,7 @@ class _Guarded:
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of that name; from now on its methods raise nothing.
 
-    What its handlers and filters raise is shown on stderr, if `logging.raiseExceptions` is set.
+    Errors of its handlers and filters are shown on stderr, if `logging.raiseExceptions` is set.
     Thread-safe.
     """
     logger = logging.getLogger(name)

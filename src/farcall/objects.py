@@ -39,7 +39,7 @@ from farcall.wire.messages import Reference
 
 MOST_CHARACTERS = 200
 GAP = 8  # so many ids without a worker, one after the other, and there are no more workers
-# What statements and builtins do with an object: the special method that it takes, and a function.
+# Statements and builtins that use an object: the special method that each takes, and a function.
 _USES: dict[str, tuple[str, Callable[..., Any]]] = {
     "len": ("__len__", len),
     "iter": ("__iter__", list),
@@ -191,7 +191,7 @@ def _unmet(agent: Agent) -> Iterator[Peer]:
             missing += 1
 
 
-# What runs on the workers that are asked.
+# Functions that run on the workers that are asked.
 
 
 def _call_being_served() -> CallBeingServed:

@@ -1,9 +1,9 @@
 """Plain texts and numbers in the place of a user's subclasses of them, which msgpack does not know.
 
 Names and roles that come out of numpy, an `Enum` or a framework's configuration are `str` of a
-subclass, and ranks and counts are often numpy's. What keeps such a value, or sends it, takes it
-through here first. The encoder of messages is the last to do so, for what an exception of a user's
-says of itself.
+subclass, and ranks and counts are often numpy's. Code that keeps such a value, or sends it, passes
+it through here first. The encoder of messages is the last to do so, for what an exception of a
+user's says of itself.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def rpc_sync(
 
     Args:
         to: name, id or `WorkerInfo` of a worker; may be this one.
-        func: anything callable. What can be imported goes by name: functions, classes, methods,
+        func: anything callable. Importable objects go by name: functions, classes, methods,
             operators such as `torch.add`, TorchScript functions. Lambdas and closures go by value.
         args: positional arguments.
         kwargs: keyword arguments.

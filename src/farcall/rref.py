@@ -338,7 +338,7 @@ def call_named(
     return proxy._MethodProxy__invoke(name, *args, **kwargs)
 
 
-# What runs on the owner. These get the place of the value for the reference they are called with.
+# Functions that run on the owner, called with a reference: each gets the place of its value.
 
 
 def _value(place: ValueSlot, limit: Limit | None = None) -> Any:

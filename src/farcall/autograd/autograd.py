@@ -142,7 +142,7 @@ class Autograd:
             passes = [each for known in self._contexts for each in known.passes.values()]
         return sum(backward.ending is not None for backward in passes)
 
-    # What the agent tells; see `Gradients`.
+    # Events from the agent; see `Gradients`.
 
     def send(
         self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
@@ -245,7 +245,7 @@ class Autograd:
                 backward.drop(f"the agent of {self.agent.me.name!r} was shut down")
             context.clear()
 
-    # What concerns passes.
+    # Passes.
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
         self.runner.arrived(peer, frame)

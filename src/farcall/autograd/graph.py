@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 # Of nodes that stand for a leaf tensor, `node.variable`.
 _LEAF = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
-# What torch.autograd.grad calls in the end. Its own checks take longer than a small graph, and its
+# torch.autograd.grad calls this in the end. Its own checks take longer than a small graph, and its
 # argument `grad_outputs` makes it import sympy, which takes a second.
 _run_backward: Any = internals.execution_engine.run_backward
 

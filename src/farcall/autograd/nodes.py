@@ -76,7 +76,7 @@ class _Exit(_Function):
     @staticmethod
     def forward(ctx: Any, behind: Tensor, arrived: Tensor, origin: tuple[str, int]) -> Tensor:
         ctx.origin = origin
-        # What set_materialize_grads and mark_dirty do, which are functions of Python.
+        # The work of set_materialize_grads and mark_dirty, which are functions of Python.
         ctx.materialize_grads = False
         ctx.dirty_tensors = (arrived,)
         return arrived

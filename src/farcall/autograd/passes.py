@@ -124,7 +124,7 @@ class Pass:
     def _carry_out(self, todo: Iterable[do.Instruction]) -> None:
         """Carry out instructions. The caller must not hold the lock."""
         for instruction in todo:
-            # What every pass needs comes first, and by `isinstance`: a `match` takes longer.
+            # Instructions of every pass come first, and by `isinstance`: a `match` takes longer.
             if isinstance(instruction, do.RunSource):
                 self._run(instruction.source)
             elif isinstance(instruction, do.ReturnCredit):
@@ -355,7 +355,7 @@ class Pass:
 
     def _accumulate(self, sinks: Sequence[GradientEdge], found: Sequence[Tensor | None]) -> None:
         """Keep the gradients that were found of those sinks that are leaves."""
-        # What has a graph of its own is not changed in place anyway.
+        # A tensor with a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
         gradients = graph.of_leaves(sinks, found, taken)
         self._runner.on_leaf_gradients(gradients)
@@ -423,7 +423,7 @@ class Pass:
         """Fail the pass: an error happened, here or elsewhere."""
         if self.error is None:
             self._report(self._machine.fail, StoredError(error))
-        # What the machine said before may have been cut by a Ctrl-C, its EndPass among it.
+        # A Ctrl-C may have cut off earlier instructions of the machine, its EndPass among them.
         if self.ending is not None and not self.ending.is_over:
             self.ending.end(self.error or StoredError(error))
 

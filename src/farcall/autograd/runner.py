@@ -207,7 +207,7 @@ class Runner:
         future = self.agent.call_async(peer.name, handlers.abort, call)
         future.add_done_callback(lambda _: None)  # a peer that can't be told has no part
 
-    # What passes send.
+    # Messages of passes.
 
     def send_gradients(
         self,
@@ -257,7 +257,7 @@ class Runner:
         except (CallError, UnknownWorker):
             pass  # a root that is gone does not wait any more
 
-    # What arrives.
+    # Arrivals.
 
     def arrived(self, peer: Peer, frame: Frame) -> None:
         """Have a thread take the gradients of a message that arrived."""

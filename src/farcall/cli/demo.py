@@ -201,7 +201,7 @@ def size_option(
     type=RealRange(0.0, 1.0, min_open=True),
     default=0.8,
     show_default=True,
-    help="What the learning rate is multiplied by after every epoch.",
+    help="Factor of the learning rate after every epoch.",
 )
 @size_option("--vocabulary", 10_000, "Words to know at most; the others are <unk>.", least=2)
 @seed_option(default=0)

@@ -113,7 +113,7 @@ class Plan(NamedTuple):
     metavar="SECONDS",
     default=10.0,
     show_default=True,
-    help="What workers get to end by themselves when all are to end; then they are killed.",
+    help="Time that workers get to end by themselves when all are to end; then they are killed.",
 )
 @click.option(
     "--log-dir",

@@ -27,7 +27,7 @@ def is_available() -> bool:
 
 
 def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
-    """See `farcall.autograd.backward`. What a backward function raised is a RuntimeError."""
+    """See `farcall.autograd.backward`. An error of a backward function is a RuntimeError."""
     agent = current_agent()
     try:
         farcall_backward(context_id, roots, retain_graph)

@@ -1,7 +1,7 @@
 """CartPole with observers that die while they play, and come back.
 
 It is the agent of `cartpole.py`, in a group that observers join and leave. An episode counts if one
-observer has played it to its end. What others had played of it when they died is left out.
+observer has played it to its end. The parts that others had played when they died are left out.
 """
 
 from __future__ import annotations

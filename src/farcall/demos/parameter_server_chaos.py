@@ -3,7 +3,7 @@
 It is asynchronous training as in `parameter_server.py`. The process that runs the job is neither
 server nor trainer: it stays. The server is supervised: when its process has come back it is made
 again, from its last snapshot, and all references lead to the new one. A trainer that comes back
-begins anew; what it has learnt is with the server.
+begins anew; its results are with the server.
 """
 
 from __future__ import annotations

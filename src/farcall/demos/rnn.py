@@ -299,7 +299,8 @@ def batches(numbers: NDArray[np.int64], batch_size: int, bptt: int) -> list[tupl
     """Words and the words that follow them, both `(steps, batch_size)`, at most `bptt` steps.
 
     The text is cut into `batch_size` columns that are read side by side, from top to bottom, so
-    that each batch goes on where the one before it stopped. What does not fill a row is left out.
+    that each batch goes on where the one before it stopped. Words that don't fill a row are left
+    out.
     """
     steps = len(numbers) // batch_size
     rows = torch.from_numpy(numbers[: steps * batch_size]).view(batch_size, steps).t().contiguous()

@@ -174,7 +174,7 @@ class Crew:
             return b""
 
     def _failure(self, number: int, said: bytes) -> RuntimeError:
-        """Return why a worker could not start. What it said is the reason, if it said something."""
+        """Return why a worker could not start. Its own message, if any, is the reason."""
         reason = said.decode(errors="replace").rstrip()
         if not reason:
             words = self.how_it_ended(number, END_SECONDS)

@@ -77,7 +77,7 @@ class GroupWorker(WorkerInfo):
         return GroupWorker(self._group, self.name, self.id, seconds)
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function on the worker and return its result. What it prints is shown before.
+        """Run a function on the worker and return its result. Its output is shown before.
 
         Raises:
             BaseException: what the function raised, or what `rpc.rpc_sync` raises. `PeerLost` says

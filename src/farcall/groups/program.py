@@ -117,7 +117,7 @@ def _print_to(place: Place) -> None:
         os.dup2(descriptor, target)
         os.close(descriptor)
     sys.stdin = os.fdopen(0, closefd=False)
-    # What a function prints is on its way before its result is.
+    # The output of a function is on its way before its result is.
     sys.stdout = os.fdopen(1, "w", 1, errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
 

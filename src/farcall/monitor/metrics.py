@@ -88,7 +88,7 @@ class _Workers(Collector):
         )
         yield _gauge(
             "farcall_worker_info",
-            "What a worker is; always 1.",
+            "The names, versions and state of a worker; always 1.",
             ("worker", "rank", "role", "host", "pid", "state", "versions"),
             [(_info(one), 1.0) for one in answer.reports],
         )

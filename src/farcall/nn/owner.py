@@ -118,7 +118,7 @@ def move(
     return device if to is None else str(to)
 
 
-# What a worker allows whose modules others use, see `Only`; beside the class of the module, and its
+# A worker whose modules others use allows these, see `Only`, beside the class of the module and its
 # `forward`.
 FUNCTIONS = (
     *(make, run, named, state_dict, load_state_dict, apply_method, move),

@@ -29,8 +29,8 @@ class RemoteModule(nn.Module):
     It may be a part of a local module. Workers to which it is sent use the same module. Inside
     `farcall.autograd.context` gradients flow through it. It is as thread-safe as the module.
 
-    Hooks that are registered here run here, with the sent arguments and the result. What a local
-    module does to its parts by itself reaches the remote module for `state_dict`,
+    Hooks that are registered here run here, with the sent arguments and the result. Work that a
+    local module does on its parts by itself reaches the remote module for `state_dict`,
     `load_state_dict`, `train`, `eval`, `apply`, `zero_grad` and `requires_grad_`; but not for `to`,
     `cuda`, `half` and the like: call these on the `RemoteModule` itself.
 
@@ -229,7 +229,7 @@ class RemoteModule(nn.Module):
             unexpected_keys += [prefix + name for name in unexpected]
         error_msgs += [f"on worker {self.on!r}: {error}" for error in errors]
 
-    # What changes the module.
+    # Changes of the module.
 
     def train(self, mode: bool = True) -> Self:
         """Set the module, too, to training or evaluation."""

@@ -156,7 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 and returns the loss.
 
         Returns:
-            What the closure returned, at its first evaluation; None without one.
+            The value of the closure's first evaluation, or None without a closure.
 
         Raises:
             RuntimeError: this worker has no such context; or, with a closure, is in one already.

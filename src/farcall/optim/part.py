@@ -229,7 +229,7 @@ _METHODS = (
     *(Part.state, Part.check, Part.load, Part.initialize),
     *(Part.norms, Part.scale, Part.clamp, Part.read, Part.write, Part.read_gradients),
 )
-# What workers with a policy allow, see `Only`: owners of parameters the functions, beside the class
-# of the optimizer; owners and users of the optimizer the types.
+# For workers with a policy, see `Only`: owners of parameters allow the functions, beside the class
+# of the optimizer; owners and users of the optimizer allow the types.
 FUNCTIONS = (build, build_parameters, *_METHODS)
 TYPES = (Recipe, LocalGroup, Change, Built, Norms, Shard, Outline)

@@ -1,7 +1,7 @@
 """Recorded spans and metrics: names by OpenTelemetry's conventions for RPC.
 
-The conventions are those of https://opentelemetry.io/docs/specs/semconv/rpc/; what they have no
-name for has one that begins with "farcall.".
+The conventions are those of https://opentelemetry.io/docs/specs/semconv/rpc/. Things
+without a name there have one that begins with "farcall.".
 """
 
 from __future__ import annotations

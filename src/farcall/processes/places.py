@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# What torchrun calls workers that were given no role.
+# torchrun's name for workers that were given no role.
 NO_ROLE = "default"
 
 

@@ -62,7 +62,7 @@ Record = TypeVar("Record")
 class Outgoing(Generic[Record]):
     """Calls made to one peer incarnation. `Record` is whatever the owner wants back at the end.
 
-    What every call passes needs no lock: taking a record out of the table is one atomic step, so
+    The steps of every call need no lock: taking a record out of the table is one atomic step, so
     exactly one thread gets it. But the owner holds one around `abandon` and `retract`: an id that
     is free again may belong to another call at once. A call that is begun while `take_all` runs may
     come out of it, or stay.

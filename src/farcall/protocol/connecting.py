@@ -77,7 +77,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two rounds
 FEWEST_ROUNDS = 3
 SHORTEST_TRY, LONGEST_TRY = 1.0, 7.5  # seconds for a connection, where the deadline leaves as much
 TRIES = 4  # for which `dead_after` has to suffice, if they aren't shorter than that
-# What a connection takes that is slow. One that had less time and was not made says nothing. If
+# The time of a slow connection. One that had less time and was not made proves nothing. If
 # `dead_after` is short, its user says that connections are quick.
 PROOF_SECONDS, PROOF_SHARE = 1.0, 1 / 20
 # For a handshake, where another address may be the right one: more than the other side gives it.

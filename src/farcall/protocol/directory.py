@@ -239,7 +239,7 @@ class DirectoryMachine(Generic[P]):
     def heard(self, worker: Worker) -> P | None:
         """Return the sender of what a link brings, or None if it is of an earlier meeting.
 
-        What it says of itself takes no key from a worker that lives.
+        Its own statements take no key from a worker that lives.
 
         Args:
             worker: with the incarnation that it has here by that link.

@@ -45,7 +45,7 @@ class RefTables:
         """Return how far the owner has confirmed a reference that is used here. Needs no lock.
 
         Args:
-            ref: which. What lives here is CONFIRMED.
+            ref: which. A reference to a value here is CONFIRMED.
             owner: the incarnation that its owner had here when it arrived. If another one has taken
                 its place, the reference is VOID, see REF-5.
         """

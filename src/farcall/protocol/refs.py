@@ -87,7 +87,7 @@ class Refs(RefTables):
         losses: incarnations that are gone for good, and why.
     """
 
-    # What has to be done.
+    # Instructions.
 
     def take(self) -> list[Instruction]:
         """Return the instructions since the last call, in order; registrations come first."""

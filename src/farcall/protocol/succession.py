@@ -39,7 +39,7 @@ def edition_now(before: Edition, phase: Phase, generation: int, term: Term) -> E
 
     Args:
         before: the one that the state had.
-        term: of the supervisor. What it has still to make will be of its term.
+        term: of the supervisor. Objects that it has still to make will be of its term.
     """
     is_settled = phase in (Phase.RUNNING, Phase.ENDED)
     return before if is_settled else Edition(*term, generation)

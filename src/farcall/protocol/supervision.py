@@ -81,7 +81,7 @@ class SupervisionMachine:
     def resume(
         self, phases: Sequence[Phase], generations: Sequence[int], times: Iterable[float]
     ) -> None:
-        """Go on where another supervisor was. What it was making is made anew."""
+        """Go on where another supervisor was. A child that it was making is made anew."""
         self.times = list(times)
         for child, (phase, generation) in enumerate(zip(phases, generations, strict=True)):
             is_settled = phase in (Phase.RUNNING, Phase.ENDED)

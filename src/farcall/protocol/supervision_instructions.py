@@ -1,8 +1,8 @@
 """The instructions of the machines of a supervision (`knowledge.py`, `leading.py`).
 
-A worker calls functions of others: the questions here are what it calls them for. What a machine
-does with an answer, or when time has passed, is a function that the instruction brings along: the
-owner of the machine calls it as any other event.
+A worker calls functions of others: the questions here are the reasons for these calls. An
+instruction brings along the function that takes the answer, or that is called when time has passed:
+the owner of the machine calls it like any other event.
 """
 
 from __future__ import annotations

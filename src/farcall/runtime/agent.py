@@ -1,8 +1,9 @@
 """One worker: runs the protocol over a transport, and user functions in its executor.
 
-What no caller waits for is taken from the endpoint by the executor's leader and handled here
-(`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol, lost
-links. Calls out are in `call_client` and `call_completion`, calls in are `server_call.ServerCall`s.
+Events that no caller waits for are taken from the endpoint by the executor's leader and handled
+here (`handle`): outcomes of asynchronous calls, requests, the messages of the reference protocol,
+lost links. Calls out are in `call_client` and `call_completion`, calls in are
+`server_call.ServerCall`s.
 """
 
 from __future__ import annotations

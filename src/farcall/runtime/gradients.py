@@ -33,8 +33,8 @@ class Gradients(Protocol):
             waits: a thread that may change them in place waits until `record`.
 
         Returns:
-            What the message says of it, `context` and `sent`; zeros if the context has ended. If
-            `sent` is not 0, `record` must follow.
+            The fields of the message about it, `context` and `sent`; zeros if the context has
+            ended. If `sent` is not 0, `record` must follow.
         """
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> Attach:
@@ -44,7 +44,7 @@ class Gradients(Protocol):
             tensors: those in it that require grad, in order.
 
         Returns:
-            What gives each of their copies, in the same order, the history that they have now.
+            A function that gives their copies, in the same order, the history that they have now.
         """
 
     def record(self, context: int, sent: int) -> None:

@@ -1,7 +1,7 @@
 """The machine of an agent's calls and references: its lock, and the work done for it.
 
-The machine is touched under the lock only. What it asks for is done after the lock is given up, so
-that values (with whatever destructors they have) never die under it.
+The machine is touched under the lock only. Its instructions are carried out after the lock is given
+up, so that values (with whatever destructors they have) never die under it.
 """
 
 from __future__ import annotations

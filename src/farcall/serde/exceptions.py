@@ -181,7 +181,7 @@ def _set_attributes(error: BaseException, state: Mapping[str, Any]) -> None:
 def reduce_by_own_word(error: BaseException) -> Any:
     """Return the reduction of an exception for which `has_own_reduction` is true.
 
-    What the type says is changed only for an exception that came from another worker: the type's
+    The type's reduction is changed only for an exception that came from another worker: the type's
     `__setstate__` gets none of `ARRIVAL_ATTRIBUTES`.
     """
     reduced = error.__reduce_ex__(5)

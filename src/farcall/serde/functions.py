@@ -19,7 +19,7 @@ from farcall.serde.exceptions import message_of, type_name_of
 from farcall.torch_internals import OpOverload, OpOverloadPacket, ScriptFunction, TensorBase
 
 MAIN = "__main__"
-# What multiprocessing's spawn calls the parent's __main__ in the child.
+# The name that multiprocessing's spawn gives the parent's __main__ in the child.
 SPAWNED_MAIN = "__mp_main__"
 
 _ADVICE = (
@@ -147,8 +147,8 @@ def _import(module_name: str, attribute: str, name: str) -> Any:
     if module_name == SPAWNED_MAIN:
         module_name = MAIN
     module = sys.modules.get(module_name)
-    # What lacks the attribute may be a module that another thread is importing just now: import it
-    # too, which waits for that thread.
+    # A module that lacks the attribute may be one that another thread is importing just now: import
+    # it too, which waits for that thread.
     if module is not None and hasattr(module, attribute):
         return module
     try:

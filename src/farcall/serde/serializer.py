@@ -58,7 +58,7 @@ _NAMES_SPAWNED_MAIN = re.compile(_SPAWNED_MAIN)
 
 _MAX_IDLE_PICKLERS = 8
 UNSENDABLE = "can't be sent: "
-# What most small calls send.
+# The arguments of most small calls.
 NOTHING = Payload(pickle.dumps(None, PROTOCOL))
 NO_ARGUMENTS = Payload(pickle.dumps(((), {}), PROTOCOL))
 
@@ -68,7 +68,7 @@ class Serializer:
 
     Args:
         reference: objects of exactly this type stay out of the pickles, in `Payload.references`.
-        check: is called with each of them first; what it raises, `dump` raises.
+        check: is called with each of them first; `dump` raises its errors.
         reducers: of types that are pickled in a way of their own when they are sent: type ->
             reducer, as in `copyreg.dispatch_table`. The table may grow later.
 
@@ -135,7 +135,7 @@ class Serializer:
         try:
             dumped = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            # What has no name raises one of these, and so does much that nothing can pickle.
+            # Objects without a name raise one of these, and so do many that nothing can pickle.
             if issubclass(type(error), FarcallError):
                 raise _unpicklable(error) from error
             return self._dump_by_value(value, by_value, device_map)
@@ -295,7 +295,7 @@ _REMEDIES = {
 def reason_of(error: BaseException) -> str:
     """Return why something can't be sent, for a text that says already that it can't.
 
-    What could not be sent was often found inside of something else that then could not be sent.
+    The value that can't be sent is often inside of another one, which then can't be sent either.
     """
     for _ in range(MAX_CHAIN):
         cause = cause_of(error)

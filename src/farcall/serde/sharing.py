@@ -54,7 +54,7 @@ class _Span(NamedTuple):
 
 
 Plan = dict[Key, Place]
-# What makes the reduction of a storage over some bytes of another.
+# A function that makes the reduction of a storage over some bytes of another.
 ReduceSpan = Callable[[torch.UntypedStorage, int, int], Any]
 
 

@@ -15,7 +15,7 @@ from farcall.serde.exceptions import message_of
 from farcall.serde.functions import MAIN, SPAWNED_MAIN
 from farcall.serde.tracebacks import is_own, traceback_of_exception
 
-# What pickle says of a name that a module lacks: before Python 3.14, and since then.
+# Messages of pickle about a name that a module lacks: before Python 3.14, and since then.
 _ABSENT = ("Can't get ", "Can't resolve path ")
 _object_of = vars(AttributeError)["obj"].__get__  # past a property of a user's type
 

@@ -31,7 +31,7 @@ from farcall.ids import Worker
 from farcall.wire.frames import Frame
 from farcall.wire.messages import Kind, Message
 
-# What ends a call at its caller; everything else on a link is for `Endpoint.next`.
+# Messages that end a call at its caller; everything else on a link is for `Endpoint.next`.
 OUTCOMES = frozenset({Kind.REPLY, Kind.FAILURE, Kind.ACCEPTED})
 
 

@@ -91,7 +91,7 @@ class BriefThreads:
                     self._threads.discard(threading.current_thread())
 
     def do(self, work: Callable[[], object]) -> None:
-        """Do work in the caller's thread. What it raises is logged."""
+        """Do work in the caller's thread. Its errors are logged."""
         try:
             work()
         except BaseException:
@@ -100,7 +100,7 @@ class BriefThreads:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Take no more work, and wait for the end of what there is, but no longer than this.
 
-        What has not ended by then is named in the log, unless `seconds` is 0.
+        Work that has not ended by then is named in the log, unless `seconds` is 0.
         """
         with self._lock:
             self._closed = True

@@ -291,7 +291,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 # The end. farcall's `shutdown` itself waits for all workers but the dead, and does not need this;
-# what a program has put in its place is called, as by torch.
+# a function that a program has put in its place is called, as by torch.
 _wait_of_our_own = _wait_all_workers
 
 

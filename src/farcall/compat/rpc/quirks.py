@@ -1,8 +1,8 @@
 """Differences between farcall and torch.distributed.rpc, on which programs may rely.
 
 The errors of remote functions are made anew, with a text as their only argument; a callee prints
-them. A future fails those that wait for it and others as soon as it has failed. What a callback
-raises becomes a RuntimeError. References made by `remote` with a timeout are of no use when the
+them. A future fails those that wait for it and others as soon as it has failed. An error of a
+callback becomes a RuntimeError. References made by `remote` with a timeout are of no use when the
 function did not end in time.
 """
 
@@ -85,7 +85,7 @@ def recreated(error: BaseException, text: str) -> BaseException:
 
 
 def then(self: Future[Any], callback: Callable[[Any], Any]) -> Future[Any]:
-    """`Future.then`; what the callback raises becomes a RuntimeError."""
+    """`Future.then`; an error of the callback becomes a RuntimeError."""
 
     def call(future: Any) -> Any:
         try:
@@ -148,7 +148,7 @@ def register_hook(hooks: Any, hook: Any) -> Any:
 
 
 def call_leaf_hooks(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Call the hooks of these leaves with their gradients. What they return is not used."""
+    """Call the hooks of these leaves with their gradients. Their return values are not used."""
     if _any_node_has_hooks:
         for leaf, gradient in gradients:
             for hook in _hooks_of(leaf):
@@ -238,7 +238,7 @@ def to_here(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
 
 
 def local_value(self: RRef[Any]) -> Any:
-    """`RRef.local_value`; what the function raised is raised as for other workers."""
+    """`RRef.local_value`; an error of the function is raised as for other workers."""
     return _own_value(self, lambda: original_local_value(self))
 
 

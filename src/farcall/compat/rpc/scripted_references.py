@@ -1,6 +1,6 @@
 """References in TorchScript code, where torch's own are objects of C++.
 
-What compiled code takes for an `RRef[T]` is a *box* when it runs: a tensor without elements that
+When compiled code runs, a value that it takes for an `RRef[T]` is a *box*: a tensor that
 has the reference as an attribute. A tensor that came from Python is the same Python object wherever
 it arrives in Python again, so boxes may travel through lists, tuples, loops and forks. References
 are boxed and unboxed where Python calls compiled code, and where that calls Python.

@@ -1,6 +1,6 @@
 """TorchScript, where torch.distributed.rpc cares for it and farcall by itself does not.
 
-What scripted code does remotely by itself: `scripted_calls`.
+`scripted_calls` has the remote calls that scripted code makes itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farcall.rref import RRef
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, current_context
 
-# What torch's C++ code says of scripted code that needs an agent, or references, of C++.
+# Messages of torch's C++ code about scripted code that needs an agent, or references, of C++.
 _COMPLAINTS = ("RPC agent is not set", "Expected a value of type 'RRef")
 
 
@@ -98,7 +98,7 @@ def handed_on() -> CallContext | None:
     return internals.get_obj_in_tls(_CONTEXT) if is_there else None
 
 
-# What torch asks of arguments.
+# torch's demands on arguments.
 
 
 def check_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

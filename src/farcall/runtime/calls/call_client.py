@@ -47,8 +47,8 @@ from farcall.transport.base import Link, NotSent
 Function = Callable[..., Any]
 Kwargs = Mapping[str, Any]
 
-# What the request of a reference has to go out, however short its timeout is, in seconds: the
-# first one to a worker opens the link.
+# The time that the request of a reference has to go out, however short its timeout is, in seconds:
+# the first request to a worker opens the link.
 SECONDS_TO_SEND = 1.0
 
 
@@ -435,5 +435,5 @@ def _may_be_sent(was_begun: bool, error: BaseException) -> bool:
     Args:
         was_begun: whether its request was given to a link, or left to the outbox.
     """
-    # What refuses a frame for its size has written nothing of it, and left nothing.
+    # A frame that is refused for its size was neither written nor left to the outbox.
     return was_begun and not issubclass(type(error), SerializationError)

@@ -1,6 +1,6 @@
 """The calls queued here, by caller; beyond the bounds a caller's link is not read.
 
-The rules are `farcall.protocol.admission`'s. What runs at once is not counted.
+The rules are `farcall.protocol.admission`'s. A function that runs at once is not counted.
 """
 
 from __future__ import annotations

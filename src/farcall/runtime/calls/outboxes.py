@@ -2,7 +2,7 @@
 dialled first or the peer does not read. A thread for each peer does the waiting, so `rpc_async`,
 `remote`, finalizers and control messages return at once whatever the peer does.
 
-What waits in which order is `farcall.protocol.outbox`'s business.
+`farcall.protocol.outbox` decides what waits, and in which order.
 """
 
 from __future__ import annotations

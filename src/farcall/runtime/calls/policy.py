@@ -11,8 +11,8 @@ from farcall.errors import Refused
 from farcall.runtime.calls.call_names import checks_itself, works_on_slot
 from farcall.serde import Only, Unlisted, name_of, name_of_class
 
-# What a class body defines as a method. Anything else that can be called, such as a property's
-# value, a callable in an attribute, or a partial, may be another's function.
+# The kinds of objects that a class body defines as a method. Anything else that can be called, such
+# as a property's value, a callable in an attribute, or a partial, may be another's function.
 _METHODS = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -82,7 +82,7 @@ def method_of(only: Only | None, value: object, name: str) -> Callable[..., Any]
     """Return a method of a value, bound to it, if the caller may call it.
 
     It is looked up on the type, where an attribute of the value can't stand in its place, and no
-    code of the type runs for that. What has to be listed is "module:Class.method" with the class
+    code of the type runs for that. A policy has to list "module:Class.method" with the class
     that defines it, not that of the value, which may inherit it. If the function found there has
     another name of its own, this must be listed, too.
 

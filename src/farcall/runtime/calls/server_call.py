@@ -198,7 +198,7 @@ class ServerCall(Answering, eq=False):
     def _call_recorded(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # What came by value has no name but its own.
+        # A function that came by value has no name but its own.
         name = self.request.function or getattr(function, "__qualname__", "")
         event = profiler.record_function(
             f"rpc#{name}({self.peer.name} -> {self.serving.status.me.name})"

@@ -34,7 +34,7 @@ class ListeningEndpoint(Endpoint, Protocol):
     """An endpoint that is reached over a network."""
 
     me: Identity
-    """What it says of itself in handshakes that begin from now on."""
+    """The worker's own statement in handshakes that begin from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,8 +103,8 @@ class Lookup:
     """Finds workers by name or id. Thread-safe.
 
     A thread asks one question after the other. If the store does not answer it for long, another
-    thread connects to the store anew and asks all that is open; what the first one hears after that
-    does not count.
+    thread connects to the store anew and asks all that is open; answers to the first one after that
+    don't count.
 
     Args:
         name: of this worker.

@@ -46,7 +46,7 @@ __all__ = ["Rendezvous", "open_store", "store_errors"]
 
 _log = get_logger(__name__)
 
-# What leaving may cost, in seconds, when the store's host has vanished without closing.
+# The time that leaving may take, in seconds, when the store's host has vanished without closing.
 _LEAVE_LIMIT = 5.0
 
 

@@ -133,7 +133,7 @@ class Roster:
         directory.on_news = self._take
         self._take()
 
-    # What the directory says.
+    # The news of the directory.
 
     def _take(self) -> None:
         """Have the news told. Never waits."""

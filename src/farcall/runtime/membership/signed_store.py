@@ -11,7 +11,7 @@ values. A value without a right signature counts as not there, and is named once
 
 Whatever a store does raises `StoreFailed` and nothing else. Nothing here waits for a key, which a
 liar could remove: a value is read by comparing it with one that is never written. Counters and
-texts can't be signed; what a lie about them does is in docs/protocol.md.
+texts can't be signed; docs/protocol.md says what a lie about them does.
 """
 
 from __future__ import annotations

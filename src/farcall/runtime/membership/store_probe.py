@@ -33,8 +33,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 ONE_OF_SEVERAL = 5.0
 LONGEST_TRY = 3600.0
 
-# What every version of torch's server understands, with libuv and without: "validate" with a magic
-# number, and "check" for one key, which is answered by one byte.
+# The request that every version of torch's server understands, with libuv and without: "validate"
+# with a magic number, and "check" for one key, which is answered by one byte.
 _VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)
 _CHECK = struct.Struct("<BQQ")
 _CHECK_CODE = 5

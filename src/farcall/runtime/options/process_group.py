@@ -40,9 +40,9 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
             the threads that sent and received.
         group_backend: what carries the messages: "gloo", or "mpi" where torch was built with it.
             Default: `FARCALL_GROUP_BACKEND` of the environment; else "gloo".
-        rpc_timeout, init_method: see `RpcBackendOptions`, as is every further keyword. What says
-            how farcall's own transports run (`transports`, `paths`, `tcp_streams`,
-            `shared_tensors`) means nothing here.
+        rpc_timeout, init_method: see `RpcBackendOptions`, as is every further keyword. The
+            options of farcall's own transports (`transports`, `paths`, `tcp_streams`,
+            `shared_tensors`) mean nothing here.
 
     Raises:
         TypeError: an argument is of the wrong type.

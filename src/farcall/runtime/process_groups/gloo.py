@@ -83,8 +83,8 @@ class GlooGroup:
             raise _lost(error) from error
 
     def close(self) -> None:
-        # What gloo has for this, `abort`, ends no wait. A wait that takes too long ends all, if
-        # that rank is still there; if not, it fails at once.
+        # gloo's own function for this, `abort`, ends no wait. A wait that takes too long ends all,
+        # if that rank is still there; if not, it fails at once.
         for other in range(self.size):
             if other != self.rank:
                 with contextlib.suppress(RuntimeError):

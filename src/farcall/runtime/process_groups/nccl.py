@@ -119,8 +119,8 @@ class NcclLanes:
     Args:
         store: where the ranks meet; used by these lanes alone.
         rank: of this process.
-        device: a CUDA device that no other rank uses. What goes to or from another device of this
-            process is copied.
+        device: a CUDA device that no other rank uses. Tensors on another device of this
+            process are copied.
     """
 
     def __init__(self, store: Store, rank: int, device: torch.device) -> None:

@@ -9,8 +9,8 @@ to another thread when the leader
   that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
   GIL from others.
 
-Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see
-the events of one link in their order, which the reference protocol relies on; what may take long
+Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see the
+events of one link in their order, which the reference protocol relies on; work that may take long
 or run user code (sending, completing futures, functions) comes after. The word of a thread that has
 just lost the lead does not count (docs/threads.md).
 

@@ -2,13 +2,13 @@
 
 The threads of an agent serve one function after the other. Variables of `contextvars` (decimal
 contexts and numpy's error state among them) are isolated by a context of its own for each function:
-a copy of the one that the thread had before it ran any code of the user. What torch and Python keep
-with the thread itself (`thread_state`) is put back afterwards as it is in a new thread.
+a copy of the one that the thread had before it ran any code of the user. State that torch and
+Python keep with the thread itself (`thread_state`) is put back afterwards as it is in a new thread.
 
 That happens after the answer was sent, so that no caller waits for it.
 
 Code of the user runs elsewhere, too: finalizers, whenever Python collects something, handlers of
-loggers. What these leave in a thread is found when the next function begins there.
+loggers. State that these leave in a thread is found when the next function begins there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Isolation:
     """Of one thread of an agent, which makes it and alone uses it.
 
-    What runs a function so that it leaves no traces in the thread is one call of C++, and no method
-    around it, which each call of each user would pay for:
+    One call of C++ runs a function so that it leaves no traces in the thread. A method around it
+    would cost each call of each user:
 
         isolation.state.run(isolation.context, function, isolation.put_back)
 

@@ -1,8 +1,8 @@
 """The state that torch and Python keep for each thread: has it changed, and how to put it back.
 
-Known here: grad, inference and forward mode; autocast of every device type; the default
-device and other modes; hooks on saved tensors; dispatch keys; levels of torch.func; what torch.jit
-traces, and whether it optimizes; how the thread computes with floats (`torch.set_flush_denormal`);
+Known here: grad, inference and forward mode; autocast of every device type; the default device and
+other modes; hooks on saved tensors; dispatch keys; levels of torch.func; the trace of torch.jit,
+and whether it optimizes; how the thread computes with floats (`torch.set_flush_denormal`);
 `sys.settrace` and `sys.setprofile`. Anomaly mode is the process's, and put back all the same.
 """
 

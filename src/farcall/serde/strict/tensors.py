@@ -1,7 +1,7 @@
 """Tensors in strict values: what they are made of, and checked before it is used.
 
-They are taken apart as for a pickle (`farcall.serde.tensors`). What a check looks at is the
-reader's own: numbers, and copies of indices. Only the contents of a dense tensor are the memory
+They are taken apart as for a pickle (`farcall.serde.tensors`). A check only looks at values
+of the reader: numbers, and copies of indices. Only the contents of a dense tensor are the memory
 that arrived, which a peer of the same host may still write to.
 """
 

@@ -51,7 +51,7 @@ class Writer:
 
     Args:
         reference: objects of exactly this type stay out of the bytes.
-        check: is called with each of them first; what it raises, `write` raises.
+        check: is called with each of them first; `write` raises its errors.
         device_map: where tensors of a device other than the CPU go to on the peer.
 
     Attributes:

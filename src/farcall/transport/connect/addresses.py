@@ -27,7 +27,7 @@ Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 logger = get_logger("farcall.transport")
 
-# What frames between two workers may go over, best first. Shared memory is set up over a Unix
+# Paths of frames between two workers, best first. Shared memory is set up over a Unix
 # socket.
 PATHS = ("shm", "unix", "tcp")
 

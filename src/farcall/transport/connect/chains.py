@@ -2,7 +2,7 @@
 
 For signatures outside TLS. A chain is believed if each certificate is signed by the key of the
 next one and the last one by the key of an authority, as in RFC 5280, and all of them are good now.
-What a certificate demands and this module does not know, such as constraints of names, makes it a
+A demand of a certificate that this module does not know, such as constraints of names, makes it a
 bad one.
 """
 

@@ -1,6 +1,6 @@
 """Makes connections and keeps their links: listening, accepting, dialling, handshakes, tables.
 
-What goes over a connection is none of its business: an endpoint gives it `open_link`, which makes
+It does not know the bytes on a connection: an endpoint gives it `open_link`, which makes
 a link of the endpoint's kind from a connection whose handshake is done.
 
 Workers of one host use Unix sockets where there are any (`addresses.py`): that is tried first, and

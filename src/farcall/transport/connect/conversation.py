@@ -107,7 +107,7 @@ class Wire:
 
 
 class Channel:
-    """Messages of the handshake over a stream. What they mean is in `handshake.py`.
+    """Messages of the handshake over a stream. `handshake.py` has their meaning.
 
     Attributes:
         stage: how far the peer has come, as the script says.

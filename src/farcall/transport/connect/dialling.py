@@ -40,7 +40,7 @@ from farcall.transport.forks import keep_from_children
 
 MAX_SECONDS = 3600.0
 
-# What connecting fails with for a reason of this machine's, such as too many open files or, on a
+# Errors of connecting for a reason of this machine's, such as too many open files or, on a
 # Unix socket, too many that dial at once.
 OF_THIS_MACHINE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 

@@ -29,8 +29,8 @@ construction is ISO/IEC 9798-4's mutual authentication by challenge and response
 Inside TLS each hello has half of what the keys of the records behind it are made of: see `keys.py`.
 Without it, what follows the handshake is neither encrypted nor authenticated.
 
-Nothing is read beyond the last message, so the socket can be handed to frame code as it is. What
-goes over the wire is in `handshake_messages.py`.
+Nothing is read beyond the last message, so the socket can be handed to frame code as it is. The
+messages are in `handshake_messages.py`.
 """
 
 from __future__ import annotations

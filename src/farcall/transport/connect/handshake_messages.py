@@ -182,7 +182,7 @@ ERRORS: dict[Code, type[LinkError]] = {
     "absent": NotHere,
     "link": Unwanted,
 }
-"""What a refusal raises at the side that is refused."""
+"""The error that a refusal raises at the side that is refused."""
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,7 @@ link that it joins. It is admitted if the link of that name was dialled by the s
 this one, and has not ended. So with a secret it is proven as the first was, the name included; and
 without one, a stranger that has not seen the traffic can't guess the name.
 
-What goes over the connections is for the transport.
+The transport decides what goes over the connections.
 """
 
 from __future__ import annotations

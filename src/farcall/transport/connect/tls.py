@@ -23,8 +23,8 @@ _HEADER = 5
 _LONGEST = (1 << 14) + 256
 _KINDS = range(20, 24)  # change_cipher_spec, alert, handshake, application_data
 
-# What a peer may send in TLS's own handshake, and again inside TLS until its last message. A
-# worker's chain of certificates has 7 KiB at most (`certificate_signer.py`), and a hello 12.
+# The most that a peer may send in TLS's own handshake, and again inside TLS until its last message.
+# A worker's chain of certificates has 7 KiB at most (`certificate_signer.py`), and a hello 12.
 MOST_RECORDS = 32
 MOST_BYTES = 16 << 10
 

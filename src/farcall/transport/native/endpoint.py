@@ -2,9 +2,8 @@
 
 Workers of one host talk through rings in shared memory, with a Unix socket beside them that rings
 the bell and tells of death; others, and workers without shared memory, over a socket, and over
-several if that is TCP and buffers are large. What the
-compiled part knows is bytes: the messages are encoded and decoded here. How connections come about
-is in `connections.py`.
+several if that is TCP and buffers are large. The compiled part knows bytes only: the messages are
+encoded and decoded here. How connections come about is in `connections.py`.
 """
 
 from __future__ import annotations

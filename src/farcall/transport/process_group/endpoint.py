@@ -1,7 +1,7 @@
 """Frames over a process group: every rank has a way to every other one from the beginning.
 
-Links are numbers on that way: a dialled one exists once the peer has answered `OPENED`. What a peer
-that closes has sent arrives before its end: it says bye, and waits a little for the others to say
+Links are numbers on that way: a dialled one exists once the peer has answered `OPENED`. Frames of
+a peer that closes arrive before its end: it says bye, and waits a little for the others to say
 it, too. Process groups know no authentication: all members of the group are trusted.
 
 A receiver without a reader stops receiving after `UNREAD_LIMIT` bytes, and so holds up the
@@ -179,7 +179,7 @@ class ProcessGroupEndpoint:
         if self._held_up:
             self._open_gate()
 
-    # What the readers of the channels do.
+    # The work of the readers of the channels.
 
     def _on_envelope(self, channel: Channel, envelope: Envelope) -> None:
         # The flag says what the sender is; the key, what we are.

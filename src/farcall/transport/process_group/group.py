@@ -32,7 +32,7 @@ class Group(Protocol):
     """
 
     scheme: str
-    """What its addresses begin with: "gloo"."""
+    """The beginning of its addresses: "gloo"."""
 
     notices_ends: bool
     """Whether operations with a rank that has gone fail; if not, a leaving rank has to say so."""

@@ -321,7 +321,7 @@ class SocketLink:
     # Ending.
 
     def _broken(self, error: OSError) -> LinkError:
-        """Writing failed. What the peer sent before it went, a goodbye maybe, still counts."""
+        """Writing failed. The peer's last frames, a goodbye maybe, still count."""
         gone = isinstance(error, BrokenPipeError)  # a reader says the same of it
         self._cut = "the peer closed the connection" if gone else f"the connection broke: {error}"
         with contextlib.suppress(OSError):

@@ -201,8 +201,8 @@ def without(parts: list[memoryview], count: int) -> list[memoryview]:
 class Opener:
     """Takes the records of one peer apart.
 
-    What arrives goes into `room`, for `received` to say how much that was; `open_into` then gives
-    the bytes of the stream.
+    Bytes that arrive go into `room`, for `received` to say how much that was; `open_into` then
+    gives the bytes of the stream.
 
     Args:
         key: 32 bytes, of this direction.
