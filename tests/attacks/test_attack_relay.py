@@ -96,7 +96,7 @@ def test_relay_reads_nothing_between_workers_with_certificates(
 FORTH = {"there": True, "back": False}
 
 
-def test_what_a_relay_alters_is_never_believed(scene: Scene) -> None:
+def test_bytes_that_a_relay_alters_are_never_believed(scene: Scene) -> None:
     first, second, between = scene
     sent: list[bytes] = []
     for way, forth in FORTH.items():
@@ -115,7 +115,7 @@ def test_what_a_relay_alters_is_never_believed(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("forth", [True, False], ids=["there", "back"])
-def test_what_a_relay_alters_of_an_extra_stream_is_never_believed(
+def test_an_extra_stream_that_a_relay_alters_is_never_believed(
     scene: Scene, transport: str, forth: bool
 ) -> None:
     if transport == "socket":
@@ -129,7 +129,7 @@ def test_what_a_relay_alters_of_an_extra_stream_is_never_believed(
     assert first.run(honest.call_until_it_succeeds, "w1", operator.add, 1, 2) == 3
 
 
-def test_what_a_relay_injects_does_not_run(scene: Scene, trap: Path, tmp_path: Path) -> None:
+def test_a_call_that_a_relay_injects_does_not_run(scene: Scene, trap: Path, tmp_path: Path) -> None:
     first, second, between = scene
     requests = b"".join(make(str(trap)) for make in attacker.CVES.values())
     for way, forth in FORTH.items():

@@ -178,7 +178,7 @@ def sockets_of_a_cluster() -> int:
         return count() - before
 
 
-def test_what_a_stranger_sends_is_a_pickle_that_would_run(trap: Path) -> None:
+def test_the_bytes_of_a_stranger_are_a_pickle_that_would_run(trap: Path) -> None:
     """Show as the control that the traps themselves work."""
     pickle.loads(pickle.dumps(attacker.Trap(str(trap))))
     assert trap.exists()

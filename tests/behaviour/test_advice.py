@@ -179,7 +179,7 @@ def test_the_warning_of_a_handler_is_at_the_handlers_line(pair: list[Agent], to:
 
 
 @pytest.mark.parametrize("transport", ["inproc"])
-def test_who_makes_it_an_error_gets_it_each_time(pair: list[Agent]) -> None:
+def test_a_user_that_makes_it_an_error_gets_it_each_time(pair: list[Agent]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", GradientWarning)
         for way in (sync, asynchronous, proxy_sync, sync):

@@ -220,13 +220,15 @@ class Wrong:
 
 
 @each_way
-def test_what_is_no_future_is_refused(pair: list[Agent], call: Way) -> None:
+def test_a_value_that_is_no_future_is_refused(pair: list[Agent], call: Way) -> None:
     with pytest.raises(TypeError, match=r"must return a torch.futures.Future object, .* int"):
         call("w1", not_a_future)
 
 
 @each_proxy
-def test_what_is_no_future_is_refused_through_proxies(pair: list[Agent], proxy: Way) -> None:
+def test_a_value_that_is_no_future_is_refused_through_proxies(
+    pair: list[Agent], proxy: Way
+) -> None:
     with pytest.raises(TypeError, match=r"must return a torch.futures.Future object"):
         proxy(rpc.remote("w1", Wrong), "not_a_future")
     with pytest.raises(KeyError):

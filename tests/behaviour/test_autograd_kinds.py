@@ -190,7 +190,7 @@ def write(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [COUNT, LARGE, 1 << 20])
-def test_what_is_written_to_a_tensor_shows_in_its_view(pair: list[Agent], count: int) -> None:
+def test_a_write_to_a_tensor_shows_in_its_view(pair: list[Agent], count: int) -> None:
     x = torch.zeros(count)
     back = rpc.rpc_sync("w1", write, args=(x, x.view(2, -1)))
     assert torch.equal(back, torch.full((2, count // 2), 3.0))

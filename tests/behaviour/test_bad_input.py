@@ -168,7 +168,7 @@ def test_kwargs_must_be_a_dict(pair: list[Agent], call: Way, kwargs: Any) -> Non
 
 @each_way
 @pytest.mark.parametrize("function", [None, "echo", 5])
-def test_what_is_called_must_be_callable(pair: list[Agent], call: Way, function: Any) -> None:
+def test_the_called_object_must_be_callable(pair: list[Agent], call: Way, function: Any) -> None:
     with pytest.raises(TypeError, match="func must be callable"):
         call("w1", function)
 

@@ -288,7 +288,7 @@ def test_init_rpc_shutdown_and_await_run_compiled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cls", [rpc.RRef, rpc.Future])
 @pytest.mark.parametrize("transport", ["native"])
-def test_what_compat_puts_into_classes_is_marked(pair: list[Agent], cls: type) -> None:
+def test_methods_that_compat_puts_into_classes_are_marked(pair: list[Agent], cls: type) -> None:
     before = dict(vars(cls))
     with standing_in(pair):
         replaced = {key: value for key, value in vars(cls).items() if before.get(key) != value}

@@ -153,7 +153,7 @@ def test_a_cause_arrives_as_itself_with_its_frames(pair: list[Agent], call: Way)
 
 
 @each_way
-def test_what_was_being_handled_arrives(pair: list[Agent], call: Way) -> None:
+def test_the_error_that_was_being_handled_arrives(pair: list[Agent], call: Way) -> None:
     with pytest.raises(ValueError, match="outer") as raised:
         call("w1", raise_in_handler)
     assert raised.value.__cause__ is None
@@ -169,7 +169,7 @@ def raise_in_handler() -> None:
 
 
 @each_way
-def test_what_is_hidden_stays_hidden(pair: list[Agent], call: Way) -> None:
+def test_a_hidden_cause_stays_hidden(pair: list[Agent], call: Way) -> None:
     with pytest.raises(ValueError, match="outer") as raised:
         call("w1", raise_chained, ("hidden",))
     assert "inner" not in "".join(traceback.format_exception(raised.value))
@@ -310,7 +310,7 @@ REMOTE = ("rpc_sync", "rpc_async", "proxy", "async proxy", "RemoteModule")
         lambda: rpc.RRef(1).to_here(timeout="soon"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_wrong_with_a_call_is_shown_where_it_is_made(
+def test_an_error_of_a_call_is_shown_where_the_call_is_made(
     pair: list[Agent], call: Callable[[], Any]
 ) -> None:
     with pytest.raises(Exception) as raised:

@@ -157,7 +157,7 @@ def test_why_a_link_goes_over_tcp(
     assert said in paths.drawback(Over("tcp box:1"), Means("native", mine), me, worker)
 
 
-def test_what_makes_tcp_slower_is_said() -> None:
+def test_the_reasons_of_a_slow_tcp_path_are_said() -> None:
     me, worker = Worker("w0", 0, 1, host=HERE), Worker("w1", 1, 2, host="other/77/net")
     means = Means("socket", ("tcp",), "encrypted")
     said = paths.drawback(Over("tcp box:1"), means, me, worker)
@@ -165,7 +165,7 @@ def test_what_makes_tcp_slower_is_said() -> None:
     assert "encrypt=False on all workers" in said
 
 
-def test_what_protects_a_path() -> None:
+def test_the_protection_of_a_path() -> None:
     over = {path: paths.protection(Over(path), Means("native", (), "encrypted"))
             for path in ("shm pid 1", "unix pid 1", "tcp box:1", "loopback")}  # fmt: skip
     assert over == {

@@ -215,7 +215,9 @@ def test_whatever_takes_a_following_reference_follows(trio: list[Agent], use: st
 
 @pytest.mark.parametrize("transport", ["inproc"])
 @pytest.mark.parametrize("use", REFUSE)
-def test_what_can_not_follow_refuses_a_following_reference(pair: list[Agent], use: str) -> None:
+def test_functions_that_can_not_follow_refuse_a_following_reference(
+    pair: list[Agent], use: str
+) -> None:
     follower = rpc.supervise(make_loss, on="w1", name="it", follow=True)
     with pytest.raises(TypeError, match=r"follows a supervised object: .*'it'"):
         REFUSE[use](follower)

@@ -447,7 +447,7 @@ WAYS = (by_call, by_failure, by_remote, by_continuation, by_callback, by_self_ca
 # One pair of workers for all names: the threads of their agents see each of them set.
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
-def test_what_a_function_sets_no_other_sees(
+def test_state_that_a_function_sets_no_other_sees(
     check: str, pair: list[Agent], way: Callable[[str], None]
 ) -> None:
     with in_threads(probe) as expected:
@@ -494,7 +494,7 @@ OF_EACH_KIND = (
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
 @pytest.mark.parametrize("transport", ["inproc", "native"])
-def test_what_other_code_of_the_user_sets_no_function_sees(
+def test_state_that_other_code_of_the_user_sets_no_function_sees(
     check: str, pair: list[Agent], way: Callable[[str], None]
 ) -> None:
     with in_threads(probe) as expected:

@@ -119,7 +119,7 @@ def fetch(reference: rpc.RRef[Any]) -> Any:
     return reference.to_here()
 
 
-def test_who_was_lost_is_not_found_again(agents: list[Agent]) -> None:
+def test_a_lost_worker_is_not_found_again(agents: list[Agent]) -> None:
     """Raise `PeerLost`, though another member may not know yet that the worker is gone."""
     first, second, third = agents
     peer = first.directory.add(third.me)

@@ -88,13 +88,13 @@ def test_a_worker_is_named_by_any_text_or_whole_number(pair: list[Agent], to: An
 
 
 @pytest.mark.parametrize("to", [True, 1.0, np.float64(1), torch.tensor(1.0), b"w1", None, ["w1"]])
-def test_what_names_no_worker_is_refused(pair: list[Agent], to: Any) -> None:
+def test_a_value_that_names_no_worker_is_refused(pair: list[Agent], to: Any) -> None:
     with pytest.raises(rpc.UnknownWorker, match="named by a str, an int or a WorkerInfo"):
         rpc.rpc_sync(to, rpc.get_worker_info)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_an_error_says_of_itself_travels(group: OpenGroup, kind: type[str]) -> None:
+def test_the_text_of_an_error_travels(group: OpenGroup, kind: type[str]) -> None:
     first = group.join("first")
     group.join("second")
     with acting_as(first), pytest.raises(ValueError, match="this went wrong") as caught:

@@ -553,7 +553,9 @@ class Tuning(optim.SGD):
 
 
 @pytest.mark.parametrize("owner", ["w0", "w1"])
-def test_what_an_owner_changes_in_place_is_not_sent_back(pair: list[Agent], owner: str) -> None:
+def test_a_tensor_that_an_owner_changes_in_place_is_not_sent_back(
+    pair: list[Agent], owner: str
+) -> None:
     rref = rpc.remote(owner, make_parameter, args=(torch.zeros(2),))
     optimizer = DistributedOptimizer(Tuning, [rref], lr=1.0)
     optimizer.param_groups[0]["history"] = []

@@ -141,7 +141,7 @@ def test_references_must_be_to_parameters(
         assert others == "... but not on 'w0'"
 
 
-def test_what_the_optimizer_class_refuses_is_raised_with_the_workers_name(
+def test_an_error_of_the_optimizer_class_is_raised_with_the_workers_name(
     trio: list[Agent],
 ) -> None:
     model = Model()

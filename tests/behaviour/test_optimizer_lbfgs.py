@@ -194,7 +194,7 @@ def test_error_in_the_closure_comes_out_of_step(trio: list[Agent]) -> None:
     optimizer.step(fit.remote_loss)  # and the next works
 
 
-def test_what_lbfgs_can_not_do_is_said(trio: list[Agent]) -> None:
+def test_the_limits_of_lbfgs_are_said(trio: list[Agent]) -> None:
     fit = Fit()
     optimizer = DistributedOptimizer(optim.LBFGS, fit.model.rrefs)
     with dist_autograd.context() as context_id:

@@ -118,7 +118,7 @@ def stuck(shut: Callable[[], Stuck]) -> Stuck:
     return shut()
 
 
-def test_what_needs_no_answer_does_not_wait(
+def test_a_message_without_an_answer_does_not_wait(
     pair: list[Agent], gate: Gate, shut: Callable[[], Stuck]
 ) -> None:
     kept, dropped = rpc.remote("w1", Account), rpc.remote("w1", Account)
@@ -216,7 +216,7 @@ def test_a_loss_ends_waiting_calls(pair: list[Agent], stuck: Stuck) -> None:
         made.to_here()
 
 
-def test_what_is_too_large_is_refused_at_once(
+def test_a_frame_that_is_too_large_is_refused_at_once(
     pair: list[Agent], stuck: Stuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Limits(meta=4_000, body=6_000, buffers=5, buffer=10_000, frame=30_000)

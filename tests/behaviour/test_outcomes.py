@@ -169,7 +169,7 @@ def test_an_exception_may_hold_a_tensor(pair: list[Agent]) -> None:
     assert raised.value.args[0].all()
 
 
-def test_what_can_not_be_sent_is_left_out(pair: list[Agent]) -> None:
+def test_values_that_can_not_be_sent_are_left_out(pair: list[Agent]) -> None:
     with pytest.raises(HoldsLock, match="holds a lock") as raised:
         rpc.rpc_sync("w1", raise_with, args=("lock",))
     assert raised.value.number == 5
@@ -199,7 +199,7 @@ def test_an_exception_of_a_local_type_arrives(pair: list[Agent]) -> None:
         ("base", f"{__name__}.GoodbyeError"),
     ],
 )
-def test_what_is_no_exception_arrives_as_a_remote_error_that_names_it(
+def test_a_value_that_is_no_exception_arrives_as_a_remote_error_that_names_it(
     pair: list[Agent], call: Way, kind: str, name: str
 ) -> None:
     for to in ("w0", "w1"):

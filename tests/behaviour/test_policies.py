@@ -192,7 +192,9 @@ def test_a_pickle_is_not_loaded_whatever_it_calls(
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
 
 
-def test_what_nests_too_deep_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_nests_too_deep_is_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agents = start(2, policies={"w1": Only([echo])})
     for body in (b"\x01m\x01" + b"t\x01" * 10**5 + b"NN", b"\x01" + b":" * 10**5):
         attack(agents[0], monkeypatch, body, "behaviour.helpers:echo")

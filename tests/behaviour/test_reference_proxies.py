@@ -111,7 +111,7 @@ def test_calling_an_attribute_names_it_and_says_how_to_read_it(
             assert f"lambda rref: rref.local_value().{name}, args=(rref,)" in str(raised.value)
 
 
-def test_what_the_error_recommends_works(pair: list[Agent]) -> None:
+def test_the_remedy_of_the_error_works(pair: list[Agent]) -> None:
     rref = rpc.remote("w1", Settings)
     read = rpc.rpc_sync(rref.owner(), lambda rref: rref.local_value().cap, args=(rref,))
     assert read == rref.to_here().cap == 5

@@ -233,7 +233,7 @@ def test_module_with_an_interface_is_compiled() -> None:
         remote.unscale(X)
 
 
-def test_what_makes_no_sense() -> None:
+def test_arguments_of_no_sense() -> None:
     with pytest.raises(ValueError, match="remote_device 'w1/nothing' makes no sense"):
         RemoteModule("w1/nothing", nn.Linear, args=(1, 1))
     with pytest.raises(UnknownWorker, match="nobody"):

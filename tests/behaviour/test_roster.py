@@ -89,7 +89,7 @@ def test_one_that_died_and_was_not_noticed_is_no_worker_later(group: OpenGroup) 
     assert [one.name for one in rpc.workers()] == ["boss"]
 
 
-def test_who_dialled_is_known_with_its_role(group: OpenGroup, boss: Agent) -> None:
+def test_a_dialler_is_known_with_its_role(group: OpenGroup, boss: Agent) -> None:
     other = group.join("t0", "trainer")
     with acting_as(other):
         rpc.rpc_sync("boss", echo, args=(0,))
@@ -220,7 +220,7 @@ def test_joins_and_leaves_are_told_once_and_in_order(group: OpenGroup) -> None:
 
 
 @pytest.mark.usefixtures("boss")
-def test_who_was_there_before_is_told_of_if_wanted(group: OpenGroup) -> None:
+def test_workers_that_were_there_before_are_told_of_if_wanted(group: OpenGroup) -> None:
     group.join("before")
     box = Box()
     with rpc.on_join(box.put, present=True):
@@ -228,7 +228,7 @@ def test_who_was_there_before_is_told_of_if_wanted(group: OpenGroup) -> None:
 
 
 @pytest.mark.usefixtures("boss")
-def test_who_is_refused_has_gone_so(group: OpenGroup) -> None:
+def test_a_refused_worker_has_gone_so(group: OpenGroup) -> None:
     other = group.join("other")
     other.losses.admit = lambda *_: "the test says so"  # type: ignore[method-assign]
     box = Box()
@@ -254,7 +254,7 @@ def test_a_subscription_ends(group: OpenGroup, end: str) -> None:
     assert "closed" in repr(subscription)
 
 
-def test_what_a_function_raises_is_logged(
+def test_an_error_of_a_function_is_logged(
     group: OpenGroup, boss: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     box = Box()

@@ -102,7 +102,7 @@ def test_the_dead_are_not_waited_for(trio: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
-def test_who_dies_meanwhile_is_not_waited_for(trio: list[Agent], dead: int) -> None:
+def test_a_worker_that_dies_meanwhile_is_not_waited_for(trio: list[Agent], dead: int) -> None:
     alive = [agent for agent in trio if agent is not trio[dead]]
     with in_threads(*map(shut_down, alive)) as results:
         trio[dead].close()

@@ -313,7 +313,7 @@ def test_killed_object_is_not_made_again(trio: list[Agent]) -> None:
     assert again.rpc_sync().add() == 4
 
 
-def test_what_can_not_be_made_the_first_time_is_raised(trio: list[Agent]) -> None:
+def test_the_error_of_the_first_construction_is_raised(trio: list[Agent]) -> None:
     _failures.append("it")
     try:
         children = [

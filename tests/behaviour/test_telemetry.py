@@ -423,7 +423,7 @@ REPLACED = [
 ]
 
 
-def test_what_was_replaced_is_put_back(pair: list[Agent], spans: Spans) -> None:
+def test_replaced_functions_are_put_back(pair: list[Agent], spans: Spans) -> None:
     replaced = [getattr(owner, name) for owner, name in REPLACED]
     otel.uninstrument()
     originals = [getattr(owner, name) for owner, name in REPLACED]

@@ -109,7 +109,7 @@ def drop(_: Any) -> float:
 @pytest.mark.parametrize(
     "call", [by_sync, by_async, by_async_at_once, by_remote, by_remote_at_once]
 )
-def test_what_the_store_takes_is_of_the_time_of_the_call(
+def test_the_wait_for_the_store_counts_in_the_time_of_the_call(
     agents: list[Agent], store: Store, call: Callable[[float], float]
 ) -> None:
     begun: list[tuple[PendingCall, float]] = []
@@ -151,7 +151,7 @@ def test_a_store_that_is_gone(store: Store) -> None:
 
 @pytest.mark.usefixtures("agents", "store")
 @pytest.mark.parametrize("wrong", [1.5, None, True])
-def test_what_is_no_name_is_refused_at_once(wrong: Any) -> None:
+def test_a_value_that_is_no_name_is_refused_at_once(wrong: Any) -> None:
     with pytest.raises(UnknownWorker):
         rpc.rpc_async(wrong, echo, args=(1,))
 
@@ -175,7 +175,9 @@ def fetch(reference: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [rpc.rpc_async, rpc.remote])
-def test_what_waits_is_bounded(start: Callable[..., list[Agent]], store: Store, kind: Any) -> None:
+def test_waiting_calls_are_bounded(
+    start: Callable[..., list[Agent]], store: Store, kind: Any
+) -> None:
     agents = start(2, find=store.find, bounds=Bounds(in_flight_bytes=100_000))
     store.part(agents[0], agents[1].me)
     tensor = torch.ones(20_000)

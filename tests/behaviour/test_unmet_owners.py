@@ -102,7 +102,7 @@ def test_calls_by_a_reference_come_after_the_call_that_makes_it(
         lambda rref: rref._get_type() is list and [5],
     ],
 )
-def test_what_needs_the_owner_waits(
+def test_uses_that_need_the_owner_wait(
     agents: list[Agent], store: Store, to: Any, use: Callable[[Any], Any]
 ) -> None:
     rref = rpc.remote(to, echo, args=([5],))
@@ -243,14 +243,14 @@ def test_a_worker_that_is_lost_in_the_moment_of_the_answer(
     assert rref.owner() == rpc.WorkerInfo("w1", 1)
 
 
-def test_what_can_not_be_sent(agents: list[Agent], store: Store) -> None:
+def test_arguments_that_can_not_be_sent(agents: list[Agent], store: Store) -> None:
     store.answers.set()
     with pytest.raises(TypeError, match=r"argument 0 \(generator\)"):
         rpc.remote("w1", echo, args=((n for n in range(3)),))
     settle(agents)
 
 
-def test_what_the_function_raises(agents: list[Agent], store: Store) -> None:
+def test_the_error_of_the_function(agents: list[Agent], store: Store) -> None:
     rref = rpc.remote("w1", int, args=("five",))
     store.answers.set()
     with pytest.raises(ValueError, match="five"):

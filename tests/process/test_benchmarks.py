@@ -242,7 +242,7 @@ def test_benchmark_fails_but_shows_its_table_if_something_else_was_computed(tmp_
         (Agreement(0.1, in_mean=True), [4.0, 4.0], "3.0 against 4.0 in the mean of 2 steps"),
     ],
 )
-def test_what_differs_is_named(agreement: Agreement, theirs: list[float], says: str | None) -> None:
+def test_differences_are_named(agreement: Agreement, theirs: list[float], says: str | None) -> None:
     assert disagreement(agreement, [2.0, 4.0], theirs) == says
 
 
@@ -352,7 +352,7 @@ def test_times_are_compared_between_blocks_that_ran_next_to_each_other() -> None
     assert found.ratios == {"torch": Quartiles(2.0, 2.5, 4.0)}
 
 
-def test_what_training_adds_to_one_process_is_compared() -> None:
+def test_the_time_that_training_adds_to_one_process_is_compared() -> None:
     local = [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
     ours = [[2.0, 2.0], [5.0, 5.0], [2.0, 2.0], [3.0, 3.0]]
     theirs = [[5.0, 5.0], [8.0, 8.0], [1.0, 1.0], [4.0, 4.0]]

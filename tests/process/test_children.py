@@ -68,7 +68,7 @@ def test_of_a_progress_bar_the_last_state_is_shown(shown: Shown) -> None:
     assert shown.out.getvalue() == "w0 | 100 %\n"
 
 
-def test_what_is_no_text_is_shown_all_the_same(shown: Shown) -> None:
+def test_bytes_that_are_no_text_are_shown_all_the_same(shown: Shown) -> None:
     shown.run("w0", "import os; os.write(1, b'a\\xffb\\n')")
     assert shown.out.getvalue() == "w0 | a\ufffdb\n"
 
@@ -166,7 +166,7 @@ class AsciiStream(Stream):
         (RaisingStream, ""),
     ],
 )
-def test_what_stands_for_stdout_may_be_any_object(kind: type[Stream], written: str) -> None:
+def test_the_stand_in_for_stdout_may_be_any_object(kind: type[Stream], written: str) -> None:
     out = kind()
     shown = Shown(out=out)  # type: ignore[arg-type]  # nor have users' objects the right type
     shown.run("w0", "print('one', flush=True)")
@@ -366,7 +366,7 @@ def test_the_group_of_a_process_ends_with_it() -> None:
     child.stdout.close()
 
 
-def test_what_was_released_is_left_alone() -> None:
+def test_released_processes_are_left_alone() -> None:
     guardian = Guardian()
     child = start([sys.executable, "-c", CHILD], os.environ, stderr=None)
     assert child.stdout is not None

@@ -166,7 +166,7 @@ def test_elastic_run_that_is_killed_itself_leaves_no_process(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("option", ["--every", "--deaths"])
-def test_what_is_for_elastic_runs_is_refused_elsewhere(option: str) -> None:
+def test_options_for_elastic_runs_are_refused_elsewhere(option: str) -> None:
     assert f"'{option}': it is for --elastic" in refused("demo", "cartpole", option, "2")
 
 

@@ -91,7 +91,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), WRONG)
 @pytest.mark.parametrize("processes", [True, False])
-def test_what_is_wrong_with_arguments_is_said_before_anything_starts(
+def test_errors_of_arguments_are_said_before_anything_starts(
     arguments: dict[str, Any], kind: type[Exception], text: str, processes: bool
 ) -> None:
     with pytest.raises(kind, match=text):
@@ -135,7 +135,7 @@ def test_map_fails_definitely_when_a_worker_dies(mortals: Group) -> None:
         mortals.map(abs, [1])
 
 
-def test_what_workers_print_is_kept(mortals: Group) -> None:
+def test_the_output_of_workers_is_kept(mortals: Group) -> None:
     mortals.all.call(say, "first")
     mortals[1].call(say, "second")
     assert mortals.logs(1) == "first\nsecond"

@@ -174,7 +174,7 @@ def test_ctrl_c_ends_the_block(tmp_path: Path) -> None:
     assert files_in(tmp_path) == ["script.py"]
 
 
-def test_what_a_function_prints_is_shown_before_its_call_returns(tmp_path: Path) -> None:
+def test_the_output_of_a_function_is_shown_before_its_call_returns(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         f"""

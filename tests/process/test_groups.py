@@ -204,7 +204,7 @@ def test_a_map_that_is_interrupted_cancels_the_calls_that_run(group: Group) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("by_asyncio", [False, True])
-def test_who_has_the_future_of_a_call_can_cancel_the_call(
+def test_the_holder_of_a_calls_future_can_cancel_the_call(
     group: Group, way: str, by_asyncio: bool
 ) -> None:
     Gate.opened.clear()

@@ -186,7 +186,7 @@ while True:
 """
 
 
-def test_who_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     arguments = ("-n", "3", "--grace", "0.1", written(tmp_path, IGNORES), tmp_path / "go")
     with launching(*arguments) as running:
@@ -347,7 +347,7 @@ def python_path(*folders: Path) -> str:
         (["--log-dir", "/dev/null/x", __file__], "can't create the folder"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], reason: str) -> None:
+def test_options_of_no_sense_are_refused(arguments: list[str], reason: str) -> None:
     done = launch(*arguments)
     assert done.returncode == 2
     assert reason in done.stderr

@@ -214,7 +214,7 @@ def test_hosts_as_slurm_writes_them(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a[b]", "a[1-]"])
-def test_what_is_no_list_of_hosts(text: str) -> None:
+def test_a_text_that_is_no_list_of_hosts(text: str) -> None:
     with pytest.raises(ValueError, match="no list of hosts"):
         host_names(text)
 

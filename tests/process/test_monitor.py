@@ -191,7 +191,7 @@ def test_a_process_that_asks_can_not_call(tmp_path: Path) -> None:
         assert report_of("w1", pid).served  # and does not hold the GIL
 
 
-def test_who_asks_leaves_the_secret_to_a_worker_that_starts_later(
+def test_an_asker_leaves_the_secret_to_a_worker_that_starts_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = secrets.token_hex(16)

@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), WRONG)
-def test_what_is_wrong_with_arguments_is_said(
+def test_errors_of_arguments_are_said(
     arguments: dict[str, Any], kind: type[Exception], text: str, cluster: Any
 ) -> None:
     with pytest.raises(kind, match=text):

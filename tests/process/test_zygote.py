@@ -147,7 +147,7 @@ def test_a_program_ends_as_after_a_real_start(program: str, kind: str, tmp_path:
     )
 
 
-def test_what_only_a_real_start_can_do_is_one(tmp_path: Path) -> None:
+def test_a_start_that_a_fork_can_not_replace_is_real(tmp_path: Path) -> None:
     is_warm = ("-c", "import sys; print('zygote' in sys.modules)")
     assert ended(WARM, *is_warm).stdout == "True\n"
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"):
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_a_warm_program_starts_is_warm_and_its_own_child(tmp_path: Path) -> None:
+def test_a_child_of_a_warm_program_is_warm_and_its_own(tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(STARTS)
     done = ended(WARM, str(tmp_path / "starts.py"))
     assert done.stdout == "True True\nTrue True 0\nin a fork False\n", done.stderr

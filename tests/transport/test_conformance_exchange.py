@@ -85,7 +85,7 @@ def test_outcomes_in_any_order_find_their_threads(
     assert answers == {number: b"%d" % number for number in range(1, 7)}
 
 
-def test_what_comes_during_an_exchange_goes_to_next_in_order(near: Station, far: Station) -> None:
+def test_frames_during_an_exchange_go_to_next_in_order(near: Station, far: Station) -> None:
     near.read()
 
     def answer(event: Arrived) -> None:

@@ -270,7 +270,7 @@ def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_who_waits_for_a_lane_notices_that_the_peer_has_gone(
+def test_a_thread_that_waits_for_a_lane_notices_that_the_peer_has_gone(
     pair: QueuePair, threads: Threads, gone: int
 ) -> None:
     send_into_a_stalled_lane(pair, threads)

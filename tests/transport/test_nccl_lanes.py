@@ -65,7 +65,7 @@ def test_buffers_arrive_in_order_and_are_kept_until_then(
     assert Transfer(fake_nccl.lanes(2), threads, buffers).end() == list(range(10))
 
 
-def test_what_is_still_computed_is_read_when_it_is_ready(
+def test_a_tensor_that_is_still_computed_is_read_when_it_is_ready(
     machine: Machine, threads: Threads
 ) -> None:
     tensor = one_byte(0)

@@ -195,7 +195,7 @@ def test_a_worker_whose_host_is_silent_for_long_is_gone(
 
 
 @pytest.mark.parametrize("number", sorted(dialling.OF_THIS_MACHINE))
-def test_what_this_machine_lacks_says_nothing_of_the_worker(
+def test_a_shortage_of_this_machine_says_nothing_of_the_worker(
     side: SideMaker, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fail(*_: Any) -> Any:

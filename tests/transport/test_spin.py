@@ -33,7 +33,7 @@ def test_wake_up_that_comes_while_it_spins_ends_the_wait() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_is_there_soon_is_found_without_sleeping() -> None:
+def test_a_frame_that_is_there_soon_is_found_without_sleeping() -> None:
     looks = iter([[], [], ["it"]])
     assert Spinner(SpinBudget(1)).wait(lambda: next(looks), never) == ["it"]
 

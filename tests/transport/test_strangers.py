@@ -200,7 +200,7 @@ def test_stranger_is_shown_the_door(far: Station, warnings: queue.Queue[str], da
     assert far.events.empty()
 
 
-def test_who_dies_while_dialling_is_not_said_to_be_refused(
+def test_a_worker_that_dies_while_dialling_is_not_said_to_be_refused(
     far: Station, caplog: pytest.LogCaptureFixture
 ) -> None:
     far.read()

@@ -27,7 +27,7 @@ def watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
     made.stop()
 
 
-def test_who_is_busy_for_long_is_overdue(watch: Watch) -> None:
+def test_a_thread_that_is_busy_for_long_is_overdue(watch: Watch) -> None:
     assert not watch.is_overdue()
     for _ in range(3):
         watch.begin()

@@ -16,7 +16,7 @@ NO_NAMES = ["a" * 64, "a..b", "", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64
 
 
 @pytest.mark.parametrize("host", NO_NAMES, ids=ascii)
-def test_what_is_no_name_is_an_os_error(host: str) -> None:
+def test_a_text_that_is_no_name_is_an_os_error(host: str) -> None:
     with pytest.raises(OSError):
         resolve(host, 80, socket.SOCK_STREAM)
 

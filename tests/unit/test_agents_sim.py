@@ -55,7 +55,7 @@ def test_mistake_is_found(bug):
 
 
 @pytest.mark.parametrize("bug", AgentBug, ids=lambda bug: bug.value)
-def test_what_a_mistake_changes_has_that_name(bug):
+def test_the_code_that_a_mistake_changes_has_that_name(bug):
     with planted(bug):
         pass
 
@@ -97,7 +97,7 @@ def test_nothing_can_happen_any_more():
         run(lambda system: connections.threading.Event().wait())
 
 
-def test_what_is_sent_over_a_network_that_is_cut_arrives_when_it_is_back():
+def test_frames_sent_over_a_cut_network_arrive_when_it_is_back():
     arrived = []
 
     def program(system: System) -> None:

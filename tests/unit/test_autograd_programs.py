@@ -451,7 +451,7 @@ def test_an_error_on_one_side_is_a_difference():
     assert differences(failed, failed) == []
 
 
-def test_what_hangs_is_reported_with_stacks():
+def test_a_hanging_program_is_reported_with_stacks():
     never = threading.Event()
     with pytest.raises(Hang, match="test_what_hangs"):
         within(0.05, never.wait)

@@ -290,7 +290,7 @@ def test_record_that_no_certificate_stands_for_is_ignored_and_named_once(
     assert re.search(words, refused(store, ours, lines))
 
 
-def test_what_sha_1_signs_is_not_believed(authority: Authority) -> None:
+def test_a_signature_with_sha_1_is_not_believed(authority: Authority) -> None:
     """Refuse a signature that the library would not make."""
     key = authority.certificate.public_key
     certificate: Any = SimpleNamespace(signature_hash_algorithm=hashes.SHA1(), public_key=key)

@@ -38,7 +38,7 @@ def test_there_are_numbers() -> None:
 
 @pytest.mark.parametrize(("name", "option"), REAL, ids=[f"{n} --{o.name}" for n, o in REAL])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e308", "x", ""])
-def test_what_is_no_number_for_an_option_is_refused(
+def test_a_text_that_is_no_number_for_an_option_is_refused(
     name: str, option: click.Parameter, value: str
 ) -> None:
     with pytest.raises(click.BadParameter):

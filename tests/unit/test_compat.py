@@ -179,7 +179,7 @@ rpc.shutdown()
     assert seen == ["alone", True]
 
 
-def test_what_a_program_puts_in_the_place_of_wait_all_workers_is_called() -> None:
+def test_a_function_in_the_place_of_wait_all_workers_is_called() -> None:
     seen = run("""
 import farcall.compat
 farcall.compat.install()

@@ -89,7 +89,7 @@ def test_a_torch_without_its_libraries_of_cuda_loads_and_finds_no_device(package
     assert torch.own() == 7, "a function of torch's own has no stub"
 
 
-def test_what_is_left_to_install_has_no_packages_of_cuda(packages: Path) -> None:
+def test_the_packages_left_to_install_have_none_of_cuda(packages: Path) -> None:
     do_without_cuda(packages)
     left = (packages / "torch-2.14.1.dist-info/METADATA").read_text()
     gone = [line.split("==")[0] for line in METADATA.splitlines() if line not in left.splitlines()]

@@ -187,7 +187,7 @@ def member(name: str, **more: Any) -> MemberReport:
         ([worker("w0", members=[member("w1", losses=2)])], "w0 has lost w1 2 times"),
     ],
 )
-def test_what_is_said_of_workers(reports: list[WorkerReport], said: str) -> None:
+def test_the_lines_about_workers(reports: list[WorkerReport], said: str) -> None:
     [found] = [one for one in of_group(Answer(reports, []), NOW, NOW + 60) if one.level == "look"]
     assert said in found.text
 
@@ -206,7 +206,7 @@ def test_a_worker_that_answered_late_has_no_wrong_clock() -> None:
         (member("w1", host="far", protection="none"), "look", "nothing encrypts"),
     ],
 )
-def test_what_is_said_of_a_path(path: MemberReport, level: str, said: str) -> None:
+def test_the_lines_about_a_path(path: MemberReport, level: str, said: str) -> None:
     [found] = of_pairs([Pair("w0", path)], Answer([worker("w0")], []))
     assert found.level == level
     assert said in found.text
@@ -217,7 +217,7 @@ def test_a_path_to_another_host_is_fine() -> None:
     assert list(of_pairs([Pair("w0", path)], Answer([worker("w0")], []))) == []
 
 
-def test_what_matters_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_important_lines_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARCALL_SECRET", "short")
     monkeypatch.setenv("FARCALL_ENCRYPT", "0")
     levels = [LEVELS.index(one.level) for one in doctor(measure=False).findings]

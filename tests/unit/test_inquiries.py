@@ -66,7 +66,7 @@ def test_no_listener_is_told_of_changes_before_it_asked(
     assert outcomes.get(timeout=PATIENCE) == ("third", 5)
 
 
-def test_who_waits_behind_others_goes_on_after_them(
+def test_a_caller_that_waits_behind_others_goes_on_after_them(
     inquiries: Inquiries, outcomes: SimpleQueue[Outcome]
 ) -> None:
     looking = Looking()
@@ -77,7 +77,7 @@ def test_who_waits_behind_others_goes_on_after_them(
     assert outcomes.get_nowait()[0] == "first"
 
 
-def test_who_waits_behind_others_has_a_deadline(inquiries: Inquiries) -> None:
+def test_a_caller_that_waits_behind_others_has_a_deadline(inquiries: Inquiries) -> None:
     looking = Looking()
     with pytest.raises(TimeoutError):
         inquiries.wait_behind("w1", looking.look, 0.0)

@@ -119,7 +119,7 @@ def test_a_run_that_is_dropped_leaves_the_page_as_it_was(root: Path) -> None:
     assert on_disk(root) == before
 
 
-def test_what_is_kept_is_medians_without_another_checkout() -> None:
+def test_a_kept_run_has_medians_without_another_checkout() -> None:
     assert OLDER.cases == {
         "noop": KeptCase("us", {"farcall": 11.23, "torch": 231.0}, (19.0, 20.57, 22.0)),
         "in_flight": KeptCase("calls/s", {"farcall": 6e4, "torch": 1e4}, (5.0, 6.0, 7.0)),

@@ -173,5 +173,5 @@ def test_a_small_limit_is_found(source: str) -> None:
         "future.set_result(7)",
     ],
 )
-def test_what_is_no_small_limit_is_not_found(source: str) -> None:
+def test_a_number_that_is_no_small_limit_is_not_found(source: str) -> None:
     assert small_limits(source, "some_file.py") == []

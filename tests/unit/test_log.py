@@ -65,7 +65,7 @@ def in_another_thread(logger: logging.Logger) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("what", [*WHAT, HostileText()], ids=lambda what: type(what).__name__)
-def test_what_a_handler_raises_stays_there(
+def test_an_error_of_a_handler_stays_there(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], what: BaseException
 ) -> None:
     handler = Raising(what)
@@ -75,7 +75,7 @@ def test_what_a_handler_raises_stays_there(
     assert capsys.readouterr().err
 
 
-def test_what_a_filter_raises_stays_there(logger: logging.Logger) -> None:
+def test_an_error_of_a_filter_stays_there(logger: logging.Logger) -> None:
     def refuse(_: logging.LogRecord) -> bool:
         raise ValueError("no")
 
@@ -214,7 +214,7 @@ def test_thread_that_the_system_does_not_give_is_done_without(
     assert lines == ["something happened"]
 
 
-def test_what_is_logged_in_a_handler_leads_to_no_handler(logger: logging.Logger) -> None:
+def test_a_record_logged_in_a_handler_leads_to_no_handler(logger: logging.Logger) -> None:
     lines: list[str] = []
 
     def log_again(record: logging.LogRecord) -> None:

@@ -55,7 +55,7 @@ def test_program_with_handlers_of_its_own_gets_each_line_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("said", ["yes", "1", "debugging", "10"])
-def test_what_is_no_level_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_value_that_is_no_level_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv("FARCALL_LOG", said)
     with pytest.raises(ValueError, match=r"^FARCALL_LOG must be one of debug, info"):
         rpc.init_rpc("w", rank=0, world_size=1)

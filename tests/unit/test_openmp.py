@@ -223,7 +223,7 @@ def test_without_libgomp_nothing_is_done(team: IdleTeam, monkeypatch: pytest.Mon
 
 
 @needs_libgomp
-def test_what_torch_says_of_its_threads_stays(team: IdleTeam) -> None:
+def test_the_number_of_torchs_threads_stays(team: IdleTeam) -> None:
     gomp = find_libgomp()
     assert gomp is not None
     before = gomp.omp_get_max_threads(), gomp.omp_get_dynamic()

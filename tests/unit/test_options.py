@@ -273,7 +273,7 @@ def test_how_much_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("option", "default"), [("move_threads", False), ("limit_openmp_spin", True)]
 )
-def test_what_is_done_to_threads(
+def test_the_options_about_threads(
     monkeypatch: pytest.MonkeyPatch, option: str, default: bool
 ) -> None:
     variable = f"FARCALL_{option.upper()}"

@@ -68,7 +68,7 @@ def test_a_whole_number_becomes_plain(given: object) -> None:
     "given",
     [None, True, "3", 3.0, np.float64(3), np.array([1, 2]), torch.tensor(3.0), torch.ones(2, 2)],
 )
-def test_what_is_no_whole_number_is_refused_by_name(given: object) -> None:
+def test_a_value_that_is_no_whole_number_is_refused_by_name(given: object) -> None:
     with pytest.raises(TypeError, match=f"n must be an int, not (a )?{type(given).__name__}"):
         whole_number("n", given)
 

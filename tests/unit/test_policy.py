@@ -85,7 +85,7 @@ def run(names: list[Any] | None, value: object, name: str, *args: Any) -> Any:
         ("_private", "private"),
     ],
 )
-def test_what_is_listed_and_the_class_defines_may_be_called(name: str, result: object) -> None:
+def test_a_listed_method_that_the_class_defines_may_be_called(name: str, result: object) -> None:
     assert run([f"{HERE}:Model.{name}"], Model(), name) == result
 
 
@@ -106,7 +106,9 @@ def test_methods_may_be_listed_as_functions() -> None:
         *("__dict__", "mro", "__subclasses__"),
     ],
 )
-def test_what_the_class_does_not_define_as_a_method_may_not_be_called(name: str) -> None:
+def test_an_attribute_that_the_class_does_not_define_as_a_method_may_not_be_called(
+    name: str,
+) -> None:
     for names in ([f"{HERE}:Model.{name}"], [Model.forward, f"{HERE}:Model"], []):
         with pytest.raises(Refused, match="does not allow calls of"):
             run(names, Model(), name)
@@ -193,13 +195,15 @@ def test_without_a_policy_everything_may_be_called() -> None:
         ([functools.partial(elsewhere)], ValueError),
     ],
 )
-def test_what_is_no_list_of_functions_is_refused(functions: Any, error: type[Exception]) -> None:
+def test_a_value_that_is_no_list_of_functions_is_refused(
+    functions: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         Only(functions)
 
 
 @pytest.mark.parametrize("types", [Model, "app:Model", ["app:Model"], [5], [Model()]])
-def test_what_is_no_list_of_classes_is_refused(types: Any) -> None:
+def test_a_value_that_is_no_list_of_classes_is_refused(types: Any) -> None:
     with pytest.raises(TypeError):
         Only(types=types)
 

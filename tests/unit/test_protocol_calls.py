@@ -73,7 +73,7 @@ def test_the_next_call_takes_the_number_of_a_request_that_was_not_sent(gives_up_
     assert outgoing.begin("after it") == call + 1
 
 
-def test_who_gives_up_late_does_not_end_the_next_call_of_that_number():  # CALL-1
+def test_a_caller_that_gives_up_late_does_not_end_the_next_call_of_that_number():  # CALL-1
     outgoing: Outgoing[str] = Outgoing()
     outgoing.retract(outgoing.begin("unsent"), "unsent")
     call = outgoing.begin("next")

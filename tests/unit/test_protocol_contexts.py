@@ -102,7 +102,7 @@ def test_own_contexts_survive_the_loss_of_an_earlier_life_of_this_worker():
     assert contexts.get(mine) == "mine"
 
 
-def test_who_reports_a_context_is_told_of_failed_passes_and_later_of_the_end():  # BWD-4
+def test_a_worker_that_reports_a_context_is_told_of_failed_passes_and_later_of_the_end():  # BWD-4
     contexts: Contexts[str] = Contexts(ME, 0)
     mine = contexts.next_id()
     contexts.create(mine, "mine")

@@ -28,7 +28,7 @@ def lose(machine: Machine, record: Record, now: float = 0.0) -> list[int]:
 
 
 @pytest.mark.parametrize("key", ["w1", 1, WorkerInfo("w1", 1)])
-def test_what_a_key_stands_for(machine: Machine, key: str | int | WorkerInfo) -> None:  # DIR-4
+def test_the_standing_of_a_key(machine: Machine, key: str | int | WorkerInfo) -> None:  # DIR-4
     assert machine.resolve(key) == Found(Standing.ASK, None)
     assert machine.resolve(key, asked=True) == Found(Standing.UNKNOWN, None)
     record = machine.add(W1)

@@ -92,7 +92,7 @@ TestBoxes = Boxes.TestCase
 TestBoxes.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 
-def test_what_is_over_does_not_pile_up() -> None:
+def test_ended_items_do_not_pile_up() -> None:
     """Keep dead items below twice the living ones, and a few, though the sender gets nowhere."""
     box: Outbox[int] = Outbox(MOST)
     over: set[int] = set()

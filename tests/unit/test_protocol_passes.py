@@ -118,7 +118,7 @@ def test_pass_that_is_over_can_neither_fail_nor_be_aborted():
     assert root.on_peer_lost(20, "there", "late") == []
 
 
-def test_who_asks_gets_the_error_of_a_failed_pass():
+def test_an_asker_gets_the_error_of_a_failed_pass():
     root = alone_at("root")
     assert root.survey("asker") != []
     assert root.fail("why") == [StopPass(), AnswerAsker("asker", "why"), EndPass("why")]

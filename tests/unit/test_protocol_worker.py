@@ -95,7 +95,7 @@ def test_reference_in_the_making_goes_to_its_owner_only():  # WRK-1
         ((OWNER,), True, True),
     ],
 )
-def test_what_is_pinned(owners, creates, pins):  # WRK-2
+def test_the_pins_of_a_call(owners, creates, pins):  # WRK-2
     references = [reference(RefId(owner, b"1"), owner) for owner in owners]
     assert WorkerMachine.needs_pins(references, OWNER, creates=creates) is pins
 
@@ -233,7 +233,7 @@ def test_a_worker_that_is_met_again_is_another_incarnation():  # WRK-6
     assert machine.calls_with(again).incoming.request(1, "new") is True
 
 
-def test_what_a_third_one_sends_means_the_incarnation_of_now():  # WRK-6
+def test_a_message_of_a_third_worker_means_the_incarnation_of_now():  # WRK-6
     machine, again = lost_and_met()
     ref = RefId(OWNER, b"1")
     (local,) = machine.localized((reference(ref, OWNER),))

@@ -30,7 +30,7 @@ def test_nothing_else_imports_ray() -> None:
     assert run(code).stdout == "False\n"
 
 
-def test_what_is_sealed_is_read_by_its_receiver_alone() -> None:
+def test_a_sealed_message_is_read_by_its_receiver_alone() -> None:
     pytest.importorskip("ray")
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 

@@ -61,7 +61,7 @@ def test_host_that_is_alone_advertises_loopback(host: Callable[..., None]) -> No
     assert advertised("::", None, "file:///x") == ("127.0.0.1",)
 
 
-def test_what_the_user_said_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_user_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advertised("10.1.0.5", None, "file:///x") == ("10.1.0.5",)
     assert advertised("127.0.0.1", None, "file:///x") == ("127.0.0.1",)
     means = {b"public": "10.1.0.5", b"me": "127.0.1.1"}

@@ -277,7 +277,7 @@ def test_record_of_no_bytes_is_refused_even_if_the_peer_has_sealed_it() -> None:
 
 
 @both
-def test_what_comes_before_a_bad_record_is_given_first_and_the_error_stays(encrypts: bool) -> None:
+def test_bytes_before_a_bad_record_are_given_first_and_the_error_stays(encrypts: bool) -> None:
     opener = Opener(KEY, encrypts)
     first, second = seal([b"good", b"bad"], encrypts)
     data = first + second[:-1] + b"\0"

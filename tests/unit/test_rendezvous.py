@@ -386,7 +386,7 @@ def test_a_file_url_is_taken_as_torch_takes_it_where_that_leads_to_a_folder(
         ("file://", 0, 1, "path is missing"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_missing_and_wrong_settings_are_named(
     clean: pytest.MonkeyPatch, url: str, rank: int, world_size: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

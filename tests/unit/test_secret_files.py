@@ -237,7 +237,7 @@ def test_a_damaged_file_is_named(home: Path, text: str) -> None:
         machine_secret()
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(home: Path) -> None:
+def test_a_path_that_is_no_file_is_refused_and_not_waited_for(home: Path) -> None:
     folder = home / ".local" / "state" / "farcall"
     folder.mkdir(parents=True, mode=0o700)
     os.mkfifo(folder / "secret", 0o600)
@@ -285,7 +285,7 @@ def test_a_file_of_another_user_that_is_named_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "path", ["/nowhere/at/all", "/dev/null", "/dev/zero", "/", "/proc/self/mem"]
 )
-def test_what_can_not_be_read_is_named(path: str) -> None:
+def test_a_file_that_can_not_be_read_is_named(path: str) -> None:
     with pytest.raises(ValueError, match=path):
         read_secret(path)
 

@@ -130,7 +130,7 @@ def test_a_short_secret_is_refused(said: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("said", MADE_UP)
-def test_what_a_person_made_up_is_refused_and_not_shown(said: str | bytes) -> None:
+def test_a_secret_that_a_person_made_up_is_refused_and_not_shown(said: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"password: .* make one with: farcall secret$") as caught:
         Secret(said)
     assert str(said) not in str(caught.value)
@@ -145,7 +145,7 @@ def test_text_that_can_not_be_encoded_is_not_shown(said: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_what_was_made_by_chance_is_taken(kind: str) -> None:
+def test_a_secret_that_was_made_by_chance_is_taken(kind: str) -> None:
     for _ in range(TIMES):
         Secret(GOOD[kind]())
 

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 ATTACKS = ROOT / "tests" / "attacks"
 
 # Tests of the attackers' own tools: they say nothing about a worker.
-OF_THE_TOOLS = {"test_what_a_stranger_sends_is_a_pickle_that_would_run"}
+OF_THE_TOOLS = {"test_the_bytes_of_a_stranger_are_a_pickle_that_would_run"}
 # What right settings do, and wrong ones say, is in the text of the page.
 OF_THE_TEXT = {
     "test_one_machine_needs_no_setting",

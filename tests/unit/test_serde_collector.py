@@ -30,7 +30,7 @@ print("alive")
 """
 
 
-def test_what_ends_with_a_pickle_may_start_the_collector() -> None:
+def test_objects_that_end_with_a_pickle_may_start_the_collector() -> None:
     environment = {**os.environ, "PYTHONMALLOC": "debug"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

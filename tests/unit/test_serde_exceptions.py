@@ -176,7 +176,7 @@ def test_traceback_cause_and_worker_are_attached() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), Quit(4), KeyboardInterrupt(), GeneratorExit()])
-def test_what_is_no_exception_arrives_as_a_remote_error(error: BaseException) -> None:
+def test_a_value_that_is_no_exception_arrives_as_a_remote_error(error: BaseException) -> None:
     got = travel(error)
     assert type(got) is errors.RemoteError
     assert got.type_name.endswith(type(error).__name__)
@@ -294,7 +294,7 @@ def test_exception_groups_survive_even_with_unpicklable_members() -> None:
 
 
 @pytest.mark.parametrize("error", [ReduceRaises("x"), UnloadableReduce("x")])
-def test_what_cannot_be_rebuilt_is_a_remote_error(error: BaseException) -> None:
+def test_an_error_that_cannot_be_rebuilt_is_a_remote_error(error: BaseException) -> None:
     got = travel(error)
     assert type(got) is errors.RemoteError
     assert got.type_name == f"{__name__}.{type(error).__qualname__}"

@@ -125,7 +125,7 @@ NAMELESS = {
 
 
 @pytest.mark.parametrize("function", NAMELESS.values(), ids=NAMELESS)
-def test_what_has_no_true_name_gets_none(function: object) -> None:
+def test_an_object_without_a_true_name_gets_none(function: object) -> None:
     assert name_of(function) is None
 
 
@@ -172,7 +172,7 @@ def test_missing_function_is_told_by_its_missing_part(name: str, missing: str) -
 
 
 @pytest.mark.parametrize("name", ["", "nocolon", ":x", "x:", "torch:float32", "sys:path"])
-def test_what_is_not_a_callable_name_is_refused(name: str) -> None:
+def test_a_text_that_is_not_a_callable_name_is_refused(name: str) -> None:
     with pytest.raises(FunctionNotFound):
         resolve(name)
 

@@ -174,7 +174,7 @@ for _ in range(40):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_not_plain_is_left_to_the_picklers(value: object) -> None:
+def test_a_value_that_is_not_plain_is_left_to_the_picklers(value: object) -> None:
     assert compiled(value) is None
     assert compiled([1, (value,)]) is None
 

@@ -271,12 +271,12 @@ class OwnReduction:
         *(collections.deque(), numpy.zeros(2, "i4,i4"), torch.ones(2).untyped_storage()),
     ],
 )
-def test_what_is_not_plain_is_not_sent(value: Any) -> None:
+def test_a_value_that_is_not_plain_is_not_sent(value: Any) -> None:
     with pytest.raises((SerializationError, Refused)):
         travel([value], Only())
 
 
-def test_what_contains_itself_is_not_sent() -> None:
+def test_a_value_that_contains_itself_is_not_sent() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(SerializationError, match="contains itself"):
@@ -371,7 +371,7 @@ def test_objects_are_counted() -> None:
         *(BEGIN + b"R\x00", BEGIN + b"i\x00", BEGIN + b"s\x02\xff\xff", BEGIN + b"y" + b"s\x01z"),
     ],
 )
-def test_what_is_no_strict_value_is_refused(body: bytes) -> None:
+def test_bytes_of_no_strict_value_are_refused(body: bytes) -> None:
     with pytest.raises((Refused, SerializationError)):
         read(body, bytearray(8))
 
@@ -426,7 +426,7 @@ def test_many_keys_of_one_hash_are_refused() -> None:
         (eval, Only()),
     ],
 )
-def test_what_is_not_listed_is_refused(value: Any, only: Only | None) -> None:
+def test_a_name_that_is_not_listed_is_refused(value: Any, only: Only | None) -> None:
     with pytest.raises(Refused, match="Only"):
         travel([value], only or Only())
 

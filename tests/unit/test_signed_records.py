@@ -183,7 +183,7 @@ def test_without_a_secret_no_worker_with_one_is_believed(store: HashStore) -> No
     assert open_group.find("w1") is None
 
 
-def test_what_is_signed_of_some_parts_is_that_of_no_others() -> None:
+def test_the_signed_bytes_of_some_parts_are_those_of_no_others() -> None:
     parts = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc")]
     assert len({signed_parts(*one) for one in parts}) == len(parts)
 
@@ -200,7 +200,9 @@ def test_signatures_are_under_a_key_of_their_own() -> None:
 # --- what the log says
 
 
-def test_what_is_not_signed_is_named_once(store: HashStore, lines: Callable[[], list[str]]) -> None:
+def test_a_record_that_is_not_signed_is_named_once(
+    store: HashStore, lines: Callable[[], list[str]]
+) -> None:
     group = meet(store, worker("w1", 1))
     put(store, "name/w2", b"junk")
     for _ in range(5):

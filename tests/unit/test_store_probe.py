@@ -264,7 +264,7 @@ def test_a_resolver_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPa
                 thread.join(PATIENCE)
 
 
-def test_what_the_system_says_at_its_own_timeout_is_the_reason(
+def test_the_systems_error_at_its_own_timeout_is_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

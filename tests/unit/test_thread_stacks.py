@@ -148,7 +148,7 @@ def test_collector_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, fails: boo
         gc.set_threshold(*before)
 
 
-def test_what_a_function_held_ends_with_it():
+def test_an_object_that_a_function_held_ends_with_it():
     class Value:
         pass
 

@@ -113,7 +113,7 @@ def test_the_search_for_a_store_says_that_there_is_no_thread(
     assert len(refused) > 1  # it tried again
 
 
-def test_what_shall_not_be_interrupted_runs_in_the_caller(
+def test_work_that_shall_not_be_interrupted_runs_in_the_caller(
     none_for: Callable[[str], list[str]],
 ) -> None:
     assert in_a_thread(threading.get_ident, "x") != threading.get_ident()

@@ -225,7 +225,7 @@ def test_impostor_without_tls_can_not_tell_of_an_absence(pair: Pair, terms: Term
     "data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(20), b"\x16\x03\x03\xff\xff" + bytes(20)]
 )
 @pytest.mark.parametrize("dials", [True, False])
-def test_what_is_not_farcall_raises_bad_frame(
+def test_bytes_of_another_protocol_raise_bad_frame(
     pair: Pair, terms: Terms, data: bytes, dials: bool
 ) -> None:
     pair[1].sendall(data if dials else knock(SECRET) + data)

@@ -92,7 +92,7 @@ def test_an_error_without_a_text_is_named() -> None:
     assert reason_of(KeyError()) == "KeyError"
 
 
-def test_what_a_users_error_says_in_the_middle_stays() -> None:
+def test_the_middle_of_a_users_error_text_stays() -> None:
     said = "the mail can't be sent: no address"
     assert reason_of(ValueError(said)) == said
 

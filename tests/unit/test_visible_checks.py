@@ -23,10 +23,10 @@ OF_PYTEST = {"deprecated_call", "fail", "raises", "warns"}
 # Tests whose promise is that nothing is raised, of which there is no state to look at. No name is
 # added here: where a test waits for an end, an assert can say in which state that leaves things.
 SILENT = {
-    "unit/test_agents_sim.py::test_what_a_mistake_changes_has_that_name",
+    "unit/test_agents_sim.py::test_the_code_that_a_mistake_changes_has_that_name",
     "unit/test_future_callbacks.py::test_a_chain_that_no_code_completes_can_be_dropped",
     "unit/test_fuzzing.py::test_target_takes_broken_bytes",
-    "unit/test_secrets.py::test_what_was_made_by_chance_is_taken",
+    "unit/test_secrets.py::test_a_secret_that_was_made_by_chance_is_taken",
 }
 
 

@@ -137,7 +137,7 @@ def test_header_that_lies_is_refused_with_its_claim(data: bytes, complaint: str)
         decode_header(data)
 
 
-def test_what_is_at_the_limit_passes() -> None:
+def test_a_header_at_the_limit_passes() -> None:
     limits = DEFAULT_LIMITS
     header = decode_header(packed(meta=limits.meta, count=limits.buffers, body=limits.body))
     assert (header.meta_length, header.body_length) == (limits.meta, limits.body)
@@ -227,7 +227,7 @@ def test_a_sender_refuses_frames_that_a_receiver_would_refuse(
         encode(ABOVE_LIMIT[limit])
 
 
-def test_what_is_written_as_one_string_breaks_no_limit() -> None:
+def test_fields_in_one_string_break_no_limit() -> None:
     limits = frames.SENDING_LIMITS
     assert min(limits.meta, limits.body, limits.frame) >= frames.JOINED_SIZE
     assert limits == DEFAULT_LIMITS
