@@ -28,6 +28,7 @@ from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.handshake import Met
+from farcall.transport.connect.turns import AT_ONCE, Turns
 from farcall.transport.connect.visitors import Visitor
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
@@ -670,6 +671,40 @@ def test_callers_with_deadlines_of_their_own_share_one_dialler(
     threads.join()
     assert links.get_nowait() is links.get_nowait()
     assert count == 1
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_few_workers_of_this_host_are_dialled_at_once(side: SideMaker, is_here: bool) -> None:
+    """Dial all workers of other hosts at once, since some of these may be dark."""
+    count = 3 * AT_ONCE
+    inside = threading.Semaphore(0)
+    may_end = threading.Event()
+
+    def open_link(connection: Connection) -> BareLink:
+        inside.release()
+        may_end.wait(PATIENCE)
+        return BareLink(connection)
+
+    near = side("near", open_link)
+    near.connections._turns = Turns(AT_ONCE, PATIENCE)  # none is given up on a slow machine
+    host = "here" if is_here else ""
+    workers = [msgspec.structs.replace(side(f"distant{n}").worker, host=host) for n in range(count)]
+    callers = [
+        threading.Thread(target=near.connections.connect, args=(worker, soon()))
+        for worker in workers
+    ]
+    for one in callers:
+        one.start()
+    for _ in range(AT_ONCE if is_here else count):
+        assert inside.acquire(timeout=PATIENCE)
+    if is_here:
+        while len(near.connections._turns._queue) < count - AT_ONCE:
+            time.sleep(0.001)
+        assert not inside.acquire(blocking=False)
+    may_end.set()
+    for one in callers:
+        one.join(PATIENCE)
+    assert len(near.connections.links()) == count
 
 
 def test_caller_that_ends_lets_another_one_dial(

@@ -48,6 +48,7 @@ from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
+from farcall.transport.connect.turns import Turns
 from farcall.transport.connect.versions import Versions
 from farcall.transport.connect.visitors import Visitor
 from farcall.transport.forks import keep_from_children
@@ -111,6 +112,7 @@ class Connections(Generic[L]):
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._closing = threading.Event()
+        self._turns = Turns()
         self._strangers = StrangerLog(logger, me.name)
         self._versions = Versions(me.name)
         self._hosts: HostWatch[L] = HostWatch(
@@ -172,7 +174,7 @@ class Connections(Generic[L]):
                 return link
             dialler = self._diallers.get(incarnation)
             if dialler is None or (dialler.is_idle and dialler.urls != worker.addresses):
-                dialler = Dialler(worker, self.me, self._listening, self._closing)
+                dialler = Dialler(worker, self.me, self._listening, self._closing, self._turns)
                 self._diallers[incarnation] = dialler
         try:
             link = dialler.reach(
@@ -418,6 +420,7 @@ class Connections(Generic[L]):
             self._closed = True
             self._closing.set()
             shaking = list(self._shaking)
+        self._turns.close()
         self._acceptor.close()
         self._hosts.close()
         for sock in shaking:

@@ -36,6 +36,7 @@ from farcall.transport.connect import addresses, dark_hosts, race
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.handshake_messages import Identity, NotHere, Unfinished
 from farcall.transport.connect.listening import Listening
+from farcall.transport.connect.turns import Turns
 from farcall.transport.forks import keep_from_children
 
 MAX_SECONDS = 3600.0
@@ -211,18 +212,25 @@ class Dialler(Generic[T]):
         me: the dialling worker.
         listening: which ways may be taken.
         closing: ends all attempts.
+        turns: of the dialling worker; taken for workers of its own host.
 
     Attributes:
         urls: all addresses of the worker.
     """
 
     def __init__(
-        self, worker: Worker, me: Identity, listening: Listening, closing: threading.Event
+        self,
+        worker: Worker,
+        me: Identity,
+        listening: Listening,
+        closing: threading.Event,
+        turns: Turns | None = None,
     ) -> None:
         self.urls = worker.addresses
         self._worker = worker
         self._bound = listening.dead_host_timeout
         self._closing = closing
+        self._turns = turns if worker.host == me.host else None
         self._ways = Ways(worker, me, listening)
         self._changed = threading.Condition()  # guards the machine and the rest
         self._machine = Connecting(self._ways.addresses(), self._bound)
@@ -252,6 +260,12 @@ class Dialler(Generic[T]):
             LinkError: the worker is dead, or refuses us, or this worker has shut down.
             NotSent: the worker may be alive, but the deadline has passed.
         """
+        if self._turns is None or not self.is_idle:
+            return self._reach(deadline, talk)
+        with self._turns.turn(deadline):
+            return self._reach(deadline, talk)
+
+    def _reach(self, deadline: float, talk: Callable[[Dialled], T]) -> T:
         caller = object()
         try:
             with self._changed:
