@@ -453,7 +453,7 @@ def test_an_error_on_one_side_is_a_difference():
 
 def test_a_hanging_program_is_reported_with_stacks():
     never = threading.Event()
-    with pytest.raises(Hang, match="test_what_hangs"):
+    with pytest.raises(Hang, match="test_a_hanging_program"):
         within(0.05, never.wait)
     never.set()
 
