@@ -28,7 +28,9 @@ STARTS_PROCESSES = (
     "addresses compat compat_imports compat_names cuda_stubs exports extras hardening heap "
     "hostile_reports make openmp surface thread_starts"
 )
-OPENS_SOCKETS = "doctor endpoints event_loops one_deadline reachability store_clients"
+OPENS_SOCKETS = (
+    "doctor endpoints event_loops one_deadline reachability store_clients supervisor_signals"
+)
 UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
     **{f"test_{name}.py": ("slow",) for name in SLOW.split()},
     **{f"test_{name}.py": ("slow", "process") for name in STARTS_PROCESSES.split()},

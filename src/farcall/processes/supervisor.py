@@ -1,17 +1,17 @@
 """Starts the workers of a group, restarts those that fail, and ends all when one fails for good.
 
-Everything happens in the main thread, which gets events: a worker has ended, a signal came. Only
-waiting for a process is done by a thread of its own.
+Everything happens in the main thread, which gets events: a worker has ended, a signal came. Each
+wait for a process is done by a thread of its own, and so is the wait for signals.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import NamedTuple
 
 from farcall.processes.exits import MemoryKills, exit_status, in_words
@@ -232,15 +232,30 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Make events of signals, but of those that are ignored, as under nohup."""
+        """Make events of signals, but of those that are ignored, as under nohup.
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            self._events.put(signal.Signals(number))
-
+        A handler of Python's would not do: if a signal comes right before the main thread begins to
+        wait, the handler runs only when that wait is over. C writes to a socket at once.
+        """
         wanted = [n for n in _ENDING if signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, on_signal) for number in wanted}
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        thread = FarcallThread(lambda: self._pass_on(reader), "farcall signals")
+        thread.start()
+        socket_before = signal.set_wakeup_fd(writer.fileno())
+        before = {number: signal.signal(number, lambda *_: None) for number in wanted}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(socket_before)
+            writer.close()
+            thread.join()
+
+    def _pass_on(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                for number in numbers:
+                    if number in _ENDING:
+                        self._events.put(signal.Signals(number))
