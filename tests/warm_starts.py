@@ -23,6 +23,9 @@ from patience import PATIENCE
 from zygote_jobs import MOST_DESCRIPTORS, Job, program_of, read_early, receive, send
 
 PADDING = "x" * (1 << 16)  # room in which a process keeps its command line and environment
+# Not for zygotes: OpenMP's threads would be lost in forks, and an import of torch makes a folder in
+# TMPDIR, which may be a test's own.
+OF_PROGRAMS = {b"OMP_NUM_THREADS", b"TMPDIR"}
 # A zygote forks, and must have one thread only.
 OF_ZYGOTES = {b"OPENBLAS_NUM_THREADS": b"1", b"PADDING": PADDING.encode()}
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # <sys/prctl.h>
@@ -65,7 +68,7 @@ class Zygote:
     def started(cls, variables: Mapping[bytes, bytes]) -> Zygote:
         """Start one for a process that has none, with these variables of the environment."""
         ours, theirs = socket.socketpair()
-        others = {n: value for n, value in variables.items() if n != b"OMP_NUM_THREADS"}
+        others = {n: value for n, value in variables.items() if n not in OF_PROGRAMS}
         with theirs:
             more = [str(theirs.fileno()), str(Path(__file__).parent), PADDING]
             process = subprocess.Popen(

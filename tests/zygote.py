@@ -27,6 +27,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -171,6 +172,7 @@ def _set_up(job: Job) -> None:
             new = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
             setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
+    tempfile.tempdir = None  # found anew, by TMPDIR
     sys.modules["numpy"].random.seed()
     if threads := job.environment.get(b"OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))

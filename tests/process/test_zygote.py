@@ -119,6 +119,15 @@ def test_settings_of_the_start_reach_the_program(folder: Path) -> None:
     assert both_see(program, process_group=0)["leads"] == [False, True]
 
 
+def test_a_folder_for_temporary_files_is_the_programs_own(folder: Path) -> None:
+    program = ("-c", "import tempfile; print(tempfile.gettempdir())")
+    for name in ("one", "two"):
+        (own := folder / name).mkdir()
+        done = ended(WARM, *program, env={**os.environ, "TMPDIR": str(own)})
+        assert done.stdout.strip() == str(own)
+        assert not list(own.iterdir())
+
+
 ENDINGS = {
     "pass": 0,
     "raise SystemExit(3)": 3,
