@@ -230,7 +230,7 @@ class Dialler(Generic[T]):
         self._worker = worker
         self._bound = listening.dead_host_timeout
         self._closing = closing
-        self._turns = turns if worker.host == me.host else None
+        self._turns = turns if worker.host and worker.host == me.host else None
         self._ways = Ways(worker, me, listening)
         self._changed = threading.Condition()  # guards the machine and the rest
         self._machine = Connecting(self._ways.addresses(), self._bound)
