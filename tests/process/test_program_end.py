@@ -39,8 +39,9 @@ CASES = [
 
 @pytest.mark.parametrize(("ending", "function", "transport"), dict.fromkeys(CASES))
 def test_a_program_ends_with_its_own_exit_code(
-    ending: str, function: str, transport: str, tmp_path: Path
+    ending: str, function: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TESTS_WHOLE_END", "1")  # static destructors, too (tests/zygote.py)
     done = subprocess.run(
         [sys.executable, str(PROGRAM), ending, function, transport, f"file://{tmp_path}/meet"],
         capture_output=True,

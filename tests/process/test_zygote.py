@@ -235,3 +235,15 @@ def test_the_zygote_of_a_program_ends_with_it(number: int) -> None:
             assert select.select([death], [], [], PATIENCE)[0]
         finally:
             os.close(death)
+
+
+def test_the_handlers_and_the_output_of_c_come_at_the_end_of_a_program() -> None:
+    program = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\n"
+        "kept = ctypes.c_void_p(libc.strdup(b'and a handler'))\n"
+        "libc.setvbuf(ctypes.c_void_p.in_dll(libc, 'stdout'), None, 0, 4096)\n"
+        "libc.__cxa_atexit(libc.puts, kept, None)\nlibc.printf(b'written, ')\nprint('first')"
+    )
+    for command in (WARM, COLD):
+        written = ended(command, "-c", program).stdout
+        assert all(text in written for text in ("first\n", "written, ", "and a handler\n"))
