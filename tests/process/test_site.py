@@ -6,6 +6,7 @@ Debian and Ubuntu have as `chromium`. Without them these tests are skipped.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -28,6 +32,16 @@ DOCUMENTED = (
     *("actors", "autograd", "compat", "errors", "functions", "groups", "monitor", "nn", "optim"),
     *("otel", "ray", "rpc", "supervision", "testing"),
 )
+INDEX = "search/search_index.json"
+SEARCH = """new Promise(done => {
+    const found = document.querySelector(".md-search-result__list")
+    new MutationObserver(() => found.children.length && done(found.textContent))
+        .observe(found, {childList: true})
+    const query = document.querySelector(".md-search__input")
+    query.focus()
+    query.value = "PeerLost"
+    query.dispatchEvent(new Event("keyup"))
+})"""
 
 pytestmark = pytest.mark.skipif(
     find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,
@@ -133,7 +147,14 @@ def test_reference_has_the_exports_of_the_module(module: str, pages: dict[Path, 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    handler = partial(_Quiet, directory=str(folder))
+    """Serve the site; the first page finds all pages when it searches, and each later one a few.
+
+    Each page prepares for a search when it is opened, which takes as long as the rest of it.
+    """
+    index = json.loads((folder / INDEX).read_text("utf-8"))
+    short = json.dumps(index | {"docs": index["docs"][:1]}).encode()
+    answers = chain([(folder / INDEX).read_bytes()], repeat(short))
+    handler = partial(_Quiet, answers, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -145,6 +166,21 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
+    def __init__(self, answers: Iterator[bytes], *connection: Any, directory: str) -> None:
+        self._answers = answers
+        super().__init__(*connection, directory=directory)
+
+    def do_GET(self) -> None:
+        if self.path != f"/{INDEX}":
+            super().do_GET()
+            return
+        answer = next(self._answers)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -155,6 +191,8 @@ def test_a_browser_shows_each_page_without_an_error(
 ) -> None:
     """Mermaid, which draws diagrams, comes from another host, which need not be reached here."""
     with served(site) as base, browser(tmp_path) as tab:
+        tab.open(base)
+        assert "PeerLost" in tab.evaluate(SEARCH)
         for path, page in pages.items():
             tab.open(base + path.relative_to(site).as_posix())
             assert tab.evaluate("document.title") == page.texts["title"][0]
