@@ -38,7 +38,10 @@ from warm_starts import Zygote, install
 from zygote_jobs import Job, Program, read_early, receive, send
 
 # An optimizer of torch imports Dynamo, which takes as long as the rest of torch.
-PRELOADED = ("torch", "torch._dynamo", "farcall.rpc", "farcall.optim", "farcall.cli.commands")
+PRELOADED = (
+    *("torch", "torch._dynamo", "farcall.rpc", "farcall.optim", "farcall.cli.commands"),
+    "pytest",  # modules of tests, from which workers take functions, import it
+)
 IN_THE_WAY = 600  # no test has so many descriptors
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 WHOLE_END = b"TESTS_WHOLE_END"  # a program with this variable ends as after a real start

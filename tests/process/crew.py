@@ -25,7 +25,7 @@ from patience import PATIENCE
 from farcall import rpc
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "farcall.rpc"])
+_context.set_forkserver_preload(["torch", "farcall.rpc", "pytest"])  # the tests import it
 
 Step = Callable[..., Any]
 # So many processes at once would leave a test that runs beside them a few milliseconds per second.
