@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities are replaced while workers call each other without a pause.
+"""Certificates, keys and authorities are replaced while workers call each other again and again.
 
 By the commands of docs/security.md. Links are over TCP, with several streams.
 """
@@ -25,6 +25,7 @@ from farcall.errors import AuthenticationFailed
 
 NAMES = ("w0", "w1", "w2")
 ROUNDS = 2
+PAUSE = 0.05  # seconds between the calls of a thread; six threads without one would fill all cores
 SIZE = 1 << 18  # floats that go over several connections
 
 _stop = threading.Event()
@@ -55,7 +56,7 @@ def _note(record: logging.LogRecord) -> None:
 
 
 def _repeat(peer: str) -> None:
-    while not _stop.is_set():
+    while not _stop.wait(PAUSE):
         try:
             both_kinds(peer)
         except BaseException as error:
