@@ -12,7 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hostile_reports import pytest_runtest_makereport  # noqa: F401
+from hostile_reports import pytest_runtest_makereport, pytest_sessionstart  # noqa: F401
 from marks import Watch, broken_promise, marks_of
 from patience import PATIENCE
 from warm_starts import WarmStarts

@@ -7,9 +7,10 @@ and an error in a report is an internal error of pytest, at which pytest-xdist s
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Generator
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
@@ -42,6 +43,27 @@ def pytest_runtest_makereport(
             start=call.start,
             stop=call.stop,
         )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    """Let pytest hear of the errors of destructors that it can't print: in words of ours.
+
+    Such an error may come while a hostile exception is handled, and has that one as its context.
+    """
+    report = sys.unraisablehook
+
+    def reported(unraisable: Any) -> None:
+        try:
+            traceback.format_exception(unraisable.exc_value)
+        except BaseException as failure:
+            error = RuntimeError(described(unraisable.exc_value, failure))
+            names = ("exc_type", "exc_traceback", "err_msg", "object")
+            rest = {name: getattr(unraisable, name) for name in names}
+            unraisable = SimpleNamespace(**rest | {"exc_type": RuntimeError}, exc_value=error)
+        report(unraisable)
+
+    sys.unraisablehook = reported
 
 
 def described(error: BaseException, failure: BaseException) -> str:

@@ -52,6 +52,18 @@ def test_in_a_thread():
     thread.join()
 
 
+def test_in_a_destructor():
+    class Ends:
+        def __del__(self):
+            raise RuntimeError("from a destructor")
+
+    kept = Ends()
+    try:
+        raises()
+    except Hostile:
+        del kept  # Python tells of the error only, with that one as its context
+
+
 @pytest.fixture
 def ends_badly():
     yield
@@ -89,6 +101,7 @@ def test_exception_that_can_not_be_printed_fails_its_own_test_only(
     assert "INTERNALERROR" not in shown, shown
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, shown
     assert "test_that_passes" in shown, shown
-    assert " 4 failed, 2 passed" in shown, shown
+    assert " 4 failed, 3 passed" in shown, shown
     assert "1 error in" in shown, shown
     assert "raises" in shown
+    assert "Ends.__del__" in shown

@@ -23,6 +23,18 @@ from farcall.processes.workers import Starter
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls the C library")
 
 
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Have none of the signals ignored, as one is under nohup."""
+    before = [signal.signal(number, signal.default_int_handler) for number in NUMBERS]
+    yield
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     output = Output(folder=tmp_path)
@@ -43,7 +55,7 @@ def wait_until_main_thread_receives() -> None:
 @pytest.mark.skipif(
     not Path("/proc/self/wchan").exists(), reason="the kernel does not say where a thread waits"
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_is_an_event_although_its_handler_can_not_run(
     supervisor: Supervisor, number: signal.Signals
 ) -> None:
@@ -70,8 +82,7 @@ def test_a_signal_is_an_event_although_its_handler_can_not_run(
 
 
 def test_signals_are_as_before_afterwards(supervisor: Supervisor) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in NUMBERS]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with supervisor._signals():
@@ -81,5 +92,5 @@ def test_signals_are_as_before_afterwards(supervisor: Supervisor) -> None:
             assert supervisor._events.get(timeout=PATIENCE) is signal.SIGTERM
     finally:
         signal.signal(signal.SIGHUP, before[2])
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in NUMBERS] == before
     assert signal.set_wakeup_fd(-1) == -1
