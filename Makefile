@@ -144,7 +144,7 @@ lint: $(INSTALLED) ## Check style, spelling and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/codespell
-	$(BIN)/mypy
+	$(BIN)/mypy -n auto
 
 # What one change is tried with again and again: under 30 seconds on two cores.
 check: $(NATIVE) lint ## Lint, and run the fast tests.
@@ -235,7 +235,8 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 	library() { "$${CXX:-c++}" -print-file-name=$$1; }; \
 	LD_PRELOAD="$$(library $(RUNTIME_$(SANITIZER))) $$(library libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/$(CHECKED) \
-	  $(BIN)/python -m pytest $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
+	  $(BIN)/python -m pytest -n auto --dist loadfile \
+	  $(or $(TEST_ARGS),-k "native or shm or plain" tests/transport tests/unit/test_serde_plain.py)
 
 # With libFuzzer where Clang has it (Debian's clang may come without), else with a driver of ours
 # (native/fuzz/driver.cpp).

@@ -200,9 +200,11 @@ def test_every_step_of_the_ci_runs_and_has_its_line(tmp_path: Path, fails: str) 
     make.chmod(0o755)
     done = run(str(tmp_path / ".ci" / "run"), cwd=tmp_path, MAKE=str(make), FAILS=fails)
     called = (tmp_path / "called").read_text().splitlines()
-    assert tuple(called[: len(STEPS)]) == STEPS
+    assert called[0] == "test"
+    assert {*STEPS} <= {*called}
+    assert called.index("sanitize-address") < called.index("sanitize-python")  # in one folder
     assert (done.returncode != 0) == (fails != "none")
     lines = done.stdout.splitlines()[-len(called) :]
-    for step, line in zip(called, lines, strict=True):
-        assert line.startswith("FAILED" if step == fails else "passed"), lines
-        assert line.endswith(f"make {step}")
+    assert sorted(line.partition(" make ")[2] for line in lines) == sorted(called)
+    for line in lines:
+        assert line.startswith("FAILED" if line.endswith(f"make {fails}") else "passed"), lines
