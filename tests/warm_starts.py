@@ -20,7 +20,15 @@ from typing import Any
 
 import cloudpickle
 from patience import PATIENCE
-from zygote_jobs import MOST_DESCRIPTORS, Job, program_of, read_early, receive, send
+from zygote_jobs import (
+    MOST_DESCRIPTORS,
+    Job,
+    before_compat,
+    program_of,
+    read_early,
+    receive,
+    send,
+)
 
 PADDING = "x" * (1 << 16)  # room in which a process keeps its command line and environment
 # Not for zygotes: OpenMP's threads would be lost in forks, and an import of torch makes a folder in
@@ -68,7 +76,8 @@ class Zygote:
     def started(cls, variables: Mapping[bytes, bytes]) -> Zygote:
         """Start one for a process that has none, with these variables of the environment."""
         ours, theirs = socket.socketpair()
-        others = {n: value for n, value in variables.items() if n not in OF_PROGRAMS}
+        known = before_compat(variables).items()
+        others = {name: value for name, value in known if name not in OF_PROGRAMS}
         with theirs:
             more = [str(theirs.fileno()), str(Path(__file__).parent), PADDING]
             process = subprocess.Popen(

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from warm_starts import Zygote, install
-from zygote_jobs import Job, Program, read_early, receive, send
+from zygote_jobs import BOOT, Job, Program, is_compat, read_early, receive, send
 
 # An optimizer of torch imports Dynamo, which takes as long as the rest of torch.
 PRELOADED = (
@@ -182,6 +182,19 @@ def _set_up(job: Job) -> None:
     sys.modules["numpy"].random.seed()
     if threads := job.environment.get(b"OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))
+    if is_compat(job.environment):
+        _stand_in()
+
+
+def _stand_in() -> None:
+    """Let farcall be torch.distributed.rpc, as a real start does when it has imported torch."""
+    others = sys.path[:]
+    sys.path[:] = [BOOT]  # else the module would run another one of its name for the second time
+    sys.modules.pop("sitecustomize", None)
+    importlib.import_module("sitecustomize")
+    sys.path += others
+    sys.meta_path.pop(0)  # it would wait for the import of torch
+    importlib.import_module("farcall.compat").install()
 
 
 def _end_without_static_destructors() -> None:
@@ -205,13 +218,13 @@ def _run(program: Program) -> None:
             runpy._run_module_as_main(program.what)  # type: ignore[attr-defined]
         elif program.kind == "-c":
             sys.path.insert(0, "")
-            exec(compile(program.what, "<string>", "exec"), main.__dict__)
+            exec(compile(program.what, "<string>", "exec", dont_inherit=True), main.__dict__)
         else:
             sys.path.insert(0, os.path.dirname(os.path.realpath(program.what)))
             file = os.path.join(os.getcwd(), program.what)
             loader = SourceFileLoader("__main__", file)
             vars(main).update(__file__=file, __cached__=None, __loader__=loader)
-            code = compile(Path(program.what).read_bytes(), file, "exec")
+            code = compile(Path(program.what).read_bytes(), file, "exec", dont_inherit=True)
             exec(code, main.__dict__)
     except SystemExit:
         raise

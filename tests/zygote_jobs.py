@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import struct
@@ -10,9 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # Python, the loader and torch's libraries read these before a program begins. A start that changes
-# one is a real start.
-READ_EARLY = tuple(b"PYTHON LD_ LC_ LANG MALLOC_ GOMP_ KMP_ MKL_ TORCH_ ATEN_".split())
+# one is a real start, but for the two changes of `farcall launch --compat`.
+READ_EARLY = tuple(
+    b"PYTHON LD_ LC_ LANG MALLOC_ GOMP_ KMP_ MKL_ TORCH_ ATEN_ FARCALL_COMPAT".split()
+)
 READ_LATER = {b"PYTHONBREAKPOINT", b"PYTHONUNBUFFERED", b"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+_farcall = importlib.util.find_spec("farcall")
+assert _farcall is not None
+assert _farcall.origin is not None
+BOOT = os.path.join(os.path.dirname(_farcall.origin), "compat", "boot")
 WITHOUT_TORCH = "from multiprocessing.resource_tracker import"  # there sooner by a real start
 MOST_DESCRIPTORS = 200  # of one message; Linux allows 253
 
@@ -86,11 +93,32 @@ def program_of(command: Sequence[bytes]) -> Program | None:
     return None
 
 
+def is_compat(variables: Mapping[bytes, bytes]) -> bool:
+    """Return whether farcall stands in for torch.distributed.rpc under these variables."""
+    first, _, _ = variables.get(b"PYTHONPATH", b"").partition(os.fsencode(os.pathsep))
+    return variables.get(b"FARCALL_COMPAT") == b"1" and first == os.fsencode(BOOT)
+
+
+def before_compat(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the variables without the changes that `farcall launch --compat` makes to them."""
+    found = dict(variables)
+    if is_compat(variables):
+        del found[b"FARCALL_COMPAT"]
+        _, _, rest = found.pop(b"PYTHONPATH").partition(os.fsencode(os.pathsep))
+        if rest:
+            found[b"PYTHONPATH"] = rest
+    return found
+
+
 def read_early(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return those that Python, the loader or a library of torch reads before a program begins."""
+    """Return those that Python, the loader or a library of torch reads before a program begins.
+
+    Variables under which farcall stands in for torch's module have those of the zygote that can
+    fork such programs: they are as if `farcall launch --compat` had changed nothing.
+    """
     return {
         name: value
-        for name, value in variables.items()
+        for name, value in before_compat(variables).items()
         if name.startswith(READ_EARLY) and name not in READ_LATER
     }
 

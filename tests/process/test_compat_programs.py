@@ -1,7 +1,13 @@
-"""Programs written for torch.distributed.rpc, run unchanged by `farcall launch --compat`."""
+"""Programs written for torch.distributed.rpc, run unchanged by `farcall launch --compat`.
+
+Where nothing follows but a program in one process, `launch` becomes that program: by `execve`, and
+so by a real start, with real starts of the program's processes. Most tests here start the program
+themselves, warm, with the two variables that `launch` sets.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +16,7 @@ from pathlib import Path
 import pytest
 from launching import free_port
 from patience import PATIENCE
+from zygote_jobs import BOOT
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLEARED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "FARCALL_SECRET", "FARCALL_LISTEN")
@@ -24,12 +31,23 @@ LAUNCH = (
 PRINTED = {
     "references.py": "farcall.compat.rpc [4.0, 4.0] [1, 11] 3.0 ['worker0', 'worker1', 'worker2']",
     "gradients.py": "farcall.compat.rpc True",
-    "remote_module.py": "2 [(30, 20), (30,)] (128, 30)",
+    "remote_module.py": "farcall.compat.rpc 2 [(30, 20), (30,)] (128, 30)",
 }
 
 
 def launch(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return run(*LAUNCH, *arguments, **more)
+
+
+def variables_of_compat() -> dict[str, str]:
+    """Return what `farcall launch --compat` sets for its program."""
+    path = os.pathsep.join(filter(None, (BOOT, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "FARCALL_COMPAT": "1"}
+
+
+def on_farcall(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as `launch --compat` does, but by a warm start."""
+    return run(sys.executable, *arguments, **variables_of_compat())
 
 
 def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -47,19 +65,21 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", PRINTED)
 def test_program_runs_unchanged(program: str, tmp_path: Path) -> None:
-    done = launch("--compat", str(PROGRAMS / "unchanged" / program), f"file://{tmp_path}/store")
+    command = (str(PROGRAMS / "unchanged" / program), f"file://{tmp_path}/store")
+    is_real = program == "remote_module.py"
+    done = launch("--compat", *command) if is_real else on_farcall(*command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == PRINTED[program]
 
 
 def test_backend_of_a_third_party(tmp_path: Path) -> None:
-    done = launch("--compat", str(PROGRAMS / "own_backend.py"), f"file://{tmp_path}/store")
+    done = on_farcall(str(PROGRAMS / "own_backend.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "2 {'worker1'} True"
 
 
 def test_scripted_code_makes_calls(tmp_path: Path) -> None:
-    done = launch("--compat", str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
+    done = on_farcall(str(PROGRAMS / "scripted_calls.py"), f"file://{tmp_path}/store")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "documented tensor([2., 2.])",
@@ -80,7 +100,7 @@ def test_scripted_code_makes_calls(tmp_path: Path) -> None:
 
 
 def test_scripted_code_uses_references(tmp_path: Path) -> None:
-    done = launch("--compat", str(PROGRAMS / "scripted_references.py"), str(tmp_path))
+    done = on_farcall(str(PROGRAMS / "scripted_references.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fetched tensor([4., 4.]) tensor([6., 6.])",
@@ -121,7 +141,7 @@ def test_code_that_was_compiled_before_says_why_it_cannot_call(tmp_path: Path) -
 @pytest.mark.parametrize("last", [0, 2])  # the collector, and one of the others
 def test_all_gather_ends_when_one_is_late_or_dies(last: int, tmp_path: Path) -> None:
     program = str(PROGRAMS / "gathering.py")
-    done = launch("--compat", program, f"file://{tmp_path}/store", str(last))
+    done = on_farcall(program, f"file://{tmp_path}/store", str(last))
     assert done.returncode == 0, done.stderr
     all_three = [(f"worker{rank}", rank) for rank in range(3)]
     assert done.stdout.splitlines() == [
@@ -156,7 +176,7 @@ def test_tutorial_with_its_own_imports(program: str, tmp_path: Path) -> None:
         text = text.replace(ours, theirs)
     assert "farcall" not in text
     (tmp_path / program).write_text(text)
-    done = launch("--compat", str(tmp_path / program), free_port())
+    done = on_farcall(str(tmp_path / program), free_port())
     assert done.returncode == 0, done.stderr
     assert done.stdout == ORIGINALS[program]
 
@@ -177,9 +197,15 @@ def test_modules_and_arguments_reach_the_program(tmp_path: Path) -> None:
 
 
 def test_one_worker_takes_the_place_of_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "shown.py").write_text("import os; print(os.getppid(), os.environ.get('RANK'))\n")
-    done = launch("--compat", "-n", "1", str(tmp_path / "shown.py"))
-    assert done.stdout == f"{os.getpid()} None\n", done.stderr
+    (tmp_path / "shown.py").write_text("import os; print([os.getppid(), dict(os.environ)])\n")
+    show = str(tmp_path / "shown.py")
+    plain, done = run(sys.executable, show), launch("--compat", "-n", "1", show)
+    parent, environment = ast.literal_eval(plain.stdout)
+    assert parent == os.getpid()
+    assert ast.literal_eval(done.stdout) == [
+        parent,
+        environment | variables_of_compat(),
+    ], done.stderr
 
 
 def test_several_workers_on_farcall(tmp_path: Path) -> None:

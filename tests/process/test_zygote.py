@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 from warm_starts import HAS_ZYGOTES
+from zygote_jobs import BOOT
 
 pytestmark = pytest.mark.skipif(not HAS_ZYGOTES, reason="TESTS_COLD, or no Linux")
 
@@ -31,7 +32,10 @@ def lines_of(path):
     with open(path, "rb") as file:
         return [line.decode() for line in file.read().split(bytes(1)) if line]
 
+def annotated(x: int): ...
+
 seen = {
+    "future": repr(annotated.__annotations__),
     "argv": sys.argv,
     "main": [__name__, globals().get("__file__"), __main__.__dict__ is globals()],
     "names": sorted(globals()),
@@ -54,6 +58,31 @@ seen = {
 }
 print(json.dumps([seen, "zygote" in sys.modules]))
 """
+
+# Under `farcall launch --compat` a start imports torch, and then farcall stands in for it.
+SEES_COMPAT = """
+import sys
+import torch, torch.distributed.rpc._testing, torch.distributed.nn
+import torch.distributed.optim  # and so Dynamo, as in a zygote
+from farcall import compat
+
+torch_modules = {name: one for name, one in list(sys.modules.items()) if name.startswith("torch.")}
+of_compat = {
+    "installed": compat.is_installed(),
+    "site": sys.modules["sitecustomize"].__file__,
+    "finders": [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+    "loaders": [type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__],
+    "farcall's modules": {
+        name: one.__name__ for name, one in torch_modules.items()
+        if one.__name__.startswith("farcall")
+    },
+    "farcall's objects": sorted(
+        f"{name}.{attribute} {value.__module__} {getattr(value, '__qualname__', '')}"
+        for name, one in torch_modules.items() for attribute, value in vars(one).items()
+        if str(getattr(value, "__module__", "")).startswith("farcall")
+    ),
+}
+""" + SEES.replace("seen = {", "seen = {**of_compat,")
 
 
 @pytest.fixture
@@ -90,6 +119,23 @@ def test_a_program_finds_the_surroundings_of_a_real_start(words: list[str], fold
     seen = both_see(*words, "a", "--flag", cwd=folder, input="read this")
     assert (seen["parent"], seen["input"]) == (os.getpid(), "read this")
     assert seen["argv"][1:] == ["a", "--flag"]
+
+
+def test_farcall_stands_in_as_after_a_real_start(folder: Path) -> None:
+    (folder / "stands_in.py").write_text(SEES_COMPAT)
+    seen = both_see("stands_in.py", cwd=folder, env={**os.environ, **_variables_of_compat()})
+    assert (seen["installed"], seen["path"][1], seen["site"]) == (
+        True,
+        BOOT,
+        f"{BOOT}/sitecustomize.py",
+    )
+    assert seen["farcall's modules"]["torch.distributed.rpc"] == "farcall.compat.rpc"
+    assert len(seen["farcall's objects"]) > 100
+
+
+def _variables_of_compat() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (BOOT, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "FARCALL_COMPAT": "1"}
 
 
 @contextmanager
@@ -156,10 +202,25 @@ def test_a_program_ends_as_after_a_real_start(program: str, kind: str, tmp_path:
     )
 
 
+def test_a_program_on_farcall_starts_one_on_torch(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text("""
+import os, subprocess, sys
+
+show = "import sys; print('zygote' in sys.modules, sys.modules['torch.distributed.rpc'].__name__)"
+exec(show)
+sys.stdout.flush()
+others = {name: value for name, value in os.environ.items() if name != "FARCALL_COMPAT"}
+others["PYTHONPATH"] = os.pathsep.join(others["PYTHONPATH"].split(os.pathsep)[1:])
+subprocess.run([sys.executable, "-c", show], env={n: v for n, v in others.items() if v})
+""")
+    done = ended(WARM, str(tmp_path / "starts.py"), env={**os.environ, **_variables_of_compat()})
+    assert done.stdout == "True farcall.compat.rpc\nTrue torch.distributed.rpc\n", done.stderr
+
+
 def test_a_start_that_a_fork_can_not_replace_is_real(tmp_path: Path) -> None:
     is_warm = ("-c", "import sys; print('zygote' in sys.modules)")
     assert ended(WARM, *is_warm).stdout == "True\n"
-    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"):
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "FARCALL_COMPAT"):
         assert ended(WARM, *is_warm, env={**os.environ, name: "/"}).stdout == "False\n"
     assert ended(("env", *WARM), *is_warm).stdout == "False\n"
     assert ended(WARM, *is_warm, umask=0).stdout == "False\n"
@@ -189,6 +250,7 @@ own = "import os, sys; print('zygote' in sys.modules, os.getppid())"
 
 def work(pipe):
     pipe.send(("zygote" in sys.modules, os.getppid()))
+    pipe.send(sys.modules["torch.distributed.rpc"].__name__)
 
 if __name__ == "__main__":
     warm, parent = subprocess.check_output([sys.executable, "-c", own], text=True).split()
@@ -197,8 +259,9 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,))
     process.start()
     warm, parent = ours.recv()
+    print(warm, parent == os.getpid(), ours.recv())
     process.join()
-    print(warm, parent == os.getpid(), process.exitcode)
+    print(process.exitcode)
     if os.fork() == 0:
         warm = subprocess.check_output([sys.executable, "-c", own], text=True).split()[0]
         print("in a fork", warm, flush=True)
@@ -207,10 +270,16 @@ if __name__ == "__main__":
 """
 
 
-def test_a_child_of_a_warm_program_is_warm_and_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rpc", ["torch.distributed.rpc", "farcall.compat.rpc"])
+def test_a_child_of_a_warm_program_is_warm_and_its_own(rpc: str, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(STARTS)
-    done = ended(WARM, str(tmp_path / "starts.py"))
-    assert done.stdout == "True True\nTrue True 0\nin a fork False\n", done.stderr
+    is_compat = rpc == "farcall.compat.rpc"
+    done = ended(
+        WARM,
+        str(tmp_path / "starts.py"),
+        env={**os.environ, **(_variables_of_compat() if is_compat else {})},
+    )
+    assert done.stdout == f"True True\nTrue True {rpc}\n0\nin a fork False\n", done.stderr
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGKILL])

@@ -27,7 +27,8 @@ def train():
         dist_autograd.backward(context_id, [model(x).sum()])
         here = len(dist_autograd.get_gradients(context_id))
     shapes = [tuple(p.to_here().shape) for p in model.remote.remote_parameters()]
-    print(here, shapes, tuple(model.remote.forward_async(x).wait().shape), flush=True)
+    shape = tuple(model.remote.forward_async(x).wait().shape)
+    print(rpc.__name__, here, shapes, shape, flush=True)
 
 
 def run(rank, store):
