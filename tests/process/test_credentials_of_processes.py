@@ -261,24 +261,16 @@ def run_cli(*arguments: str, **more: Any) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("how", ["alone", "spawn"])
 @pytest.mark.parametrize("given", ["variable", "file"])
 def test_farcall_launch_hands_a_secret_on_that_is_not_to_be_seen(
-    tmp_path: Path, how: str, given: str
+    tmp_path: Path, given: str
 ) -> None:
     file = tmp_path / "secret"
     run_cli("secret", "--file", str(file))
     said = {"FARCALL_SECRET_FILE": str(file)}
     if given == "variable":
         said = {"FARCALL_SECRET": file.read_text().strip()}
-    command = (
-        "launch",
-        "--compat",
-        str(PROGRAMS / "keeps_secret.py"),
-        str(tmp_path),
-        str(file),
-        how,
-    )
+    command = ("launch", "--compat", str(PROGRAMS / "keeps_secret.py"), str(tmp_path), str(file))
     assert run_cli(*command, env=environment(tmp_path, **said)) == "nothing is shown\n"
     assert not (tmp_path / "state").exists()
 

@@ -1,4 +1,4 @@
-"""A worker that was given a secret, and shows it nowhere."""
+"""A worker and its child that were given a secret, and show it nowhere."""
 
 import os
 import subprocess
@@ -18,7 +18,11 @@ def shown():
 
 
 def work(rank, folder, secret):
-    # The second time nothing is in the environment any more.
+    options = rpc.RpcBackendOptions(init_method=f"file://{folder}/alone{rank}", listen="::")
+    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    assert secret not in shown()
+    rpc.shutdown()
+    # Now nothing is in the environment any more.
     for turn in range(2):
         options = rpc.RpcBackendOptions(init_method=f"file://{folder}/{turn}")
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
@@ -29,11 +33,9 @@ def work(rank, folder, secret):
 
 if __name__ == "__main__":
     known = Path(sys.argv[2]).read_bytes().strip()
-    if sys.argv[3] == "alone":
-        options = rpc.RpcBackendOptions(init_method=f"file://{sys.argv[1]}/alone", listen="::")
-        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
-        assert known not in shown()
-        rpc.shutdown()
-    else:
-        mp.spawn(work, (sys.argv[1], known), nprocs=2)
+    child = mp.get_context("spawn").Process(target=work, args=(1, sys.argv[1], known), daemon=True)
+    child.start()
+    work(0, sys.argv[1], known)
+    child.join()
+    assert child.exitcode == 0
     print("nothing is shown")
