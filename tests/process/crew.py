@@ -1,6 +1,6 @@
 """Real processes that do what a test tells them, one step at a time.
 
-They are forked from a server that has imported torch and farcall already, so that one starts in a
+They are forked from a server that has imported all that takes long already, so that one starts in a
 tenth of a second. A step is a function of a test module and its arguments; it runs in the main
 thread of the process.
 """
@@ -25,7 +25,8 @@ from patience import PATIENCE
 from farcall import rpc
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "farcall.rpc", "pytest"])  # the tests import it
+# A step of a test module has its member import pytest, and a secret the library for TLS.
+_context.set_forkserver_preload(["torch", "farcall.rpc", "pytest", "cryptography.x509"])
 
 Step = Callable[..., Any]
 # So many processes at once would leave a test that runs beside them a few milliseconds per second.

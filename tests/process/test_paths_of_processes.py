@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,8 +35,13 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 
+def forget_library_for_tls() -> None:
+    """Undo the import of the server that members are forked from; another one shows again."""
+    del sys.modules["cryptography"]
+
+
 def has_library_for_tls() -> bool:
-    return any(name.partition(".")[0] == "cryptography" for name in sys.modules)
+    return "cryptography" in sys.modules
 
 
 def join_without_native(times: int, *args: object, **options: object) -> list[str]:
@@ -70,6 +76,11 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
     leave_all(first, second)
 
 
+def test_library_for_tls_is_not_imported_with_farcall() -> None:
+    program = "import sys; from farcall import rpc; print('cryptography' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 @pytest.mark.parametrize("transport", ["socket", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize(
@@ -84,7 +95,14 @@ def test_options_keep_workers_off_tcp(crew: Crew) -> None:
 def test_library_for_tls_is_imported_at_the_start_of_workers_that_need_it(
     crew: Crew, transport: str, options: dict[str, Any], is_needed: bool
 ) -> None:
-    first, second = crew.group(2, transports=[transport], **options)
+    members = first, second = crew.members(2)
+    for rank, member in enumerate(members):
+        member.run(forget_library_for_tls)
+        assert not member.run(has_library_for_tls)
+        place = (member.name, rank, 2, crew.init_method)
+        member.start(join, *place, transports=[transport], **options)
+    for member in members:
+        member.result()
     assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     assert [one.run(has_library_for_tls) for one in (first, second)] == [is_needed, is_needed]
