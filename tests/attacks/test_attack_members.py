@@ -12,8 +12,8 @@ from patience import PATIENCE
 
 from farcall import rpc
 
-DESCRIPTORS = 256
-LINKS = 300
+DESCRIPTORS = 128
+LINKS = 150
 FILES = 4  # that the program wants to open meanwhile
 POLICY = rpc.Only(functions=[operator.add])
 
