@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from crew import PATIENCE, Crew, leave_all
+from crew import PATIENCE, Crew, join, leave_all
 
 from farcall import rpc
 from farcall.runtime.threads.openmp import find_libgomp
@@ -74,8 +74,11 @@ def test_none_has_if_the_user_says_so(crew: Crew) -> None:
 
 
 def test_none_has_with_one_thread(crew: Crew) -> None:
-    members = crew.group(2)
+    members = crew.members(2)
+    for rank, member in enumerate(members):
+        member.run(torch.set_num_threads, 1)  # first: calls are frequent while workers meet, too
+        member.start(join, member.name, rank, 2, crew.init_method)
     for member in members:
-        member.run(torch.set_num_threads, 1)
+        member.result()
     assert members[0].run(most, 20 * CALLS) == 0
     leave_all(*members)
