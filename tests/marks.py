@@ -39,8 +39,9 @@ UNLIKE_THEIR_DIRECTORY: dict[str, tuple[str, ...]] = {
 
 # Where Python processes start warm (tests/zygote.py), but for files whose promise is about the
 # start itself: early signals, forks, memory, and variables that are secret or read early. Most
-# programs of the other directories look at imports.
+# programs of the other directories look at imports; the files that are named here don't.
 START_WARM = ("attacks", "process", "transport")
+FILES_THAT_START_WARM = frozenset(f"test_{name}.py" for name in ["docs", "logs", "rendezvous"])
 START_COLD = (
     "credentials_of_processes ctrl_c encryption_of_processes forked_workers forks idle "
     "native_memory openmp_of_processes"
@@ -51,7 +52,7 @@ COLD = frozenset(f"test_{name}.py" for name in START_COLD.split())
 def marks_of(path: PurePath) -> tuple[str, ...]:
     """Return the names of the markers of the tests in a file."""
     marks = UNLIKE_THEIR_DIRECTORY.get(path.name, MARKS.get(path.parent.name, ()))
-    is_warm = path.parent.name in START_WARM or path.name == "test_docs.py"
+    is_warm = path.parent.name in START_WARM or path.name in FILES_THAT_START_WARM
     return marks if is_warm and path.name not in COLD else (*marks, "cold")
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-
 import pytest
 from beginnings import Beginning, ends_with_module
 from patience import PATIENCE
@@ -50,12 +46,12 @@ def changes(before):
 """
 
 beginning = Beginning(SNAPSHOT)
-run = beginning.run
+run = Beginning("import farcall.compat", after=beginning).run
 end = ends_with_module(beginning)
 
 
 def test_importing_farcall_changes_nothing_in_torch() -> None:
-    changed = run("""
+    changed = beginning.run("""
 before = snapshot()
 import farcall, farcall.rpc, farcall.autograd, farcall.optim, farcall.nn, farcall.functions
 imported = changes(before)
@@ -214,9 +210,8 @@ print(json.dumps([waited, rpc.api._is_current_rpc_agent_set()]))
 @pytest.mark.parametrize("wait", ["wait_all", "collect_all"])
 def test_ctrl_c_ends_the_waits_for_several_futures(wait: str) -> None:
     """Replace torch's own waits, which natively notice signals at their end only."""
-    program = f"""
-import sys, threading
-import torch
+    said = run(f"""
+import os, signal, threading
 import farcall.compat
 farcall.compat.install()
 import torch.distributed as dist
@@ -229,10 +224,10 @@ go_on, is_in_try = threading.Event(), threading.Event()
 
 def hold():
     is_in_try.wait()
-    print("called", flush=True)
-    go_on.wait()
-    return 3
+    os.kill(os.getpid(), signal.SIGINT)
+    return go_on.wait({PATIENCE})
 
+said = []
 futures = [rpc.rpc_async("alone", hold, timeout=0)]
 try:
     is_in_try.set()
@@ -241,18 +236,10 @@ try:
     else:
         torch.futures.collect_all(futures).wait()
 except KeyboardInterrupt:
-    print("interrupted", flush=True)
+    said.append("interrupted")
 go_on.set()
-print(torch.futures.wait_all(futures), flush=True)
+said.append(torch.futures.wait_all(futures))
 rpc.shutdown()
-"""
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert running.stdout is not None
-            assert running.stdout.readline() == "called\n"
-            running.send_signal(signal.SIGINT)
-            said, _ = running.communicate(timeout=PATIENCE)
-        finally:
-            running.kill()
-    assert (said, running.returncode) == ("interrupted\n[3]\n", 0)
+print(json.dumps(said))
+""")
+    assert said == ["interrupted", [True]]

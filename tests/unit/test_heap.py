@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from beginnings import Beginning, ends_with_module
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 
-# Prints how many bytes go back to the system when 80 MB at the end of the heap are freed.
-PROGRAM = """
-import ctypes, sys
-from farcall import rpc
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "FARCALL_"))}
+beginning = Beginning("import ctypes, json, os; from farcall import rpc", environment=CLEAN)
+end = ends_with_module(beginning)
 
+
+def given_back(directory: Path, **environment: str) -> int:
+    """Return how many bytes go back to the system when 80 MB at the end of the heap are freed."""
+    given = beginning.run(f"""
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
 libc.malloc.argtypes = [ctypes.c_size_t]
@@ -24,8 +26,9 @@ libc.free.argtypes = [ctypes.c_size_t]
 libc.sbrk.argtypes = [ctypes.c_ssize_t]
 SIZE = 20 << 20
 
+os.environ.update({environment!r})
 rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(
-    init_method=f"file://{sys.argv[1]}"))
+    init_method="file://{directory}/store"))
 libc.free(libc.malloc(SIZE + 4096))  # from now on such blocks are on the heap, if they may be
 blocks = [libc.malloc(SIZE) for _ in range(4)]
 before = libc.sbrk(0)
@@ -33,21 +36,9 @@ for block in blocks:
     libc.free(block)
 print(before - libc.sbrk(0))
 rpc.shutdown()
-"""
-
-
-def given_back(directory: Path, **environment: str) -> int:
-    clean = {
-        k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "FARCALL_"))
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(directory / "store")],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(ran.stdout)
+""")
+    assert isinstance(given, int)
+    return given
 
 
 MUCH = {"FARCALL_KEEP_FREED_MEMORY": str(128 << 20)}
