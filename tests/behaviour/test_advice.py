@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from patience import PATIENCE
+from beginnings import Beginning, ends_with_module
 from torch import nn
 
 from farcall import rpc
@@ -197,22 +196,24 @@ def test_it_can_be_switched_off(pair: list[Agent]) -> None:
 
 
 PROGRAM = """
-import sys, torch
-from farcall import rpc
+warnings.resetwarnings()  # those of the switches of Python, and of imports
+warnings.simplefilter({action!r})
+sys.stderr = io.StringIO()
 for name in ("first", "second"):
-    options = rpc.RpcBackendOptions(init_method=f"file://{sys.argv[1]}")
+    options = rpc.RpcBackendOptions(init_method="file://{store}")
     rpc.init_rpc(name, rank=0, world_size=1, rpc_backend_options=options)
     rpc.rpc_sync(name, torch.neg, args=(torch.ones(2, requires_grad=True),))
     rpc.remote(name, torch.neg, args=(torch.ones(2, requires_grad=True),)).to_here()
     rpc.shutdown()
+print(json.dumps(sys.stderr.getvalue()))
 """
 
+beginning = Beginning("import io, json, sys, warnings, torch; from farcall import rpc")
+end = ends_with_module(beginning)
 
-@pytest.mark.parametrize("switch", [[], ["-W", "always"], ["-W", "ignore"]])
-def test_it_comes_once_in_a_process_also_if_that_starts_again(
-    tmp_path: Path, switch: list[str]
-) -> None:
-    command = [sys.executable, *switch, "-c", PROGRAM, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("GradientWarning: ") == (0 if "ignore" in switch else 1)
+
+@pytest.mark.parametrize("action", ["default", "always", "ignore"])
+def test_it_comes_once_in_a_process_also_if_that_starts_again(tmp_path: Path, action: str) -> None:
+    said = beginning.run(PROGRAM.format(action=action, store=tmp_path / "store"))
+    assert isinstance(said, str)
+    assert said.count("GradientWarning: ") == (0 if action == "ignore" else 1)
