@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -75,12 +76,18 @@ def pytest_configure(config: pytest.Config) -> None:
 _warm_starts = WarmStarts()
 
 
+def _preloads(item: pytest.Item) -> tuple[str, ...]:
+    """Return the modules that the programs of a test are to have, without those of no package."""
+    names = [name for mark in item.iter_markers("preloads") for name in mark.args]
+    return tuple(name for name in names if find_spec(name.partition(".")[0]) is not None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Give a test and its fixtures warm starts of Python, but for one with the marker `cold`."""
     if item.get_closest_marker("cold") is not None:
         return (yield)
-    with _warm_starts.given():
+    with _warm_starts.given(_preloads(item)):
         return (yield)
 
 

@@ -20,20 +20,16 @@ from typing import Any
 
 import cloudpickle
 from patience import PATIENCE
-from zygote_jobs import (
-    MOST_DESCRIPTORS,
-    Job,
-    before_compat,
-    program_of,
-    read_early,
-    receive,
-    send,
-)
+from zygote_jobs import MOST_DESCRIPTORS, Job, Preloads, program_of, read_early, receive, send
 
 PADDING = "x" * (1 << 16)  # room in which a process keeps its command line and environment
-# Not for zygotes: OpenMP's threads would be lost in forks, and an import of torch makes a folder in
-# TMPDIR, which may be a test's own.
-OF_PROGRAMS = {b"OMP_NUM_THREADS", b"TMPDIR"}
+# A zygote has no variables of the test that starts it first: an import of torch would make a folder
+# in that test's TMPDIR, and a test may look for processes by a variable of its own.
+_BEFORE_TESTS = {
+    name: value
+    for name, value in os.environb.items()
+    if name != b"OMP_NUM_THREADS"  # OpenMP's threads would be lost in forks
+}
 # A zygote forks, and must have one thread only.
 OF_ZYGOTES = {b"OPENBLAS_NUM_THREADS": b"1", b"PADDING": PADDING.encode()}
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # <sys/prctl.h>
@@ -76,18 +72,25 @@ class Zygote:
     def started(cls, variables: Mapping[bytes, bytes]) -> Zygote:
         """Start one for a process that has none, with these variables of the environment."""
         ours, theirs = socket.socketpair()
-        known = before_compat(variables).items()
-        others = {name: value for name, value in known if name not in OF_PROGRAMS}
+        early = read_early(variables)
+        others = {n: v for n, v in _BEFORE_TESTS.items() if n not in read_early(_BEFORE_TESTS)}
         with theirs:
             more = [str(theirs.fileno()), str(Path(__file__).parent), PADDING]
             process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, *more],
                 pass_fds=[theirs.fileno()],
-                env={**others, **OF_ZYGOTES},
+                env={**others, **early, **OF_ZYGOTES},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        return cls(ours, read_early(variables), process)
+        return cls(ours, early, process)
+
+    def having(self, modules: tuple[str, ...]) -> Zygote:
+        """Return a fork of it that has imported these modules, too; it ends with this one."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._asking:
+            send(self._connection, pickle.dumps(Preloads(modules)), [theirs.fileno()])
+        return Zygote(ours, self.early)
 
     def close(self) -> None:
         """End it; what it has forked lives on."""
@@ -223,20 +226,34 @@ class WarmStarts:
 
     def __init__(self) -> None:
         self._zygotes: dict[frozenset[tuple[bytes, bytes]], Zygote | None] = {}
+        self._others: dict[tuple[Zygote, tuple[str, ...]], Zygote] = {}
         self._is_starting = False
         self._starting = threading.RLock()
 
     @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
-        """Have starts be warm for a while."""
+    def given(self, modules: tuple[str, ...] = ()) -> Iterator[None]:
+        """Have starts be warm for a while.
+
+        Args:
+            modules: what the programs have imported, besides what all warm programs have.
+        """
         if not HAS_ZYGOTES:
             yield
             return
-        install(self._fitting)
+        install(lambda variables: self._having(modules, self._fitting(variables)))
         try:
             yield
         finally:
             _start_by(_real_start)
+
+    def _having(self, modules: tuple[str, ...], zygote: Zygote | None) -> Zygote | None:
+        if zygote is None or not modules:
+            return zygote
+        with self._starting:
+            other = self._others.get((zygote, modules))
+            if other is None or other.has_failed:
+                other = self._others[zygote, modules] = zygote.having(modules)
+            return other
 
     def _fitting(self, variables: dict[bytes, bytes]) -> Zygote | None:
         early = read_early(variables)

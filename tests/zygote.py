@@ -28,14 +28,16 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
 from warm_starts import Zygote, install
-from zygote_jobs import BOOT, Job, Program, is_compat, read_early, receive, send
+from zygote_jobs import BOOT, Job, Preloads, Program, is_compat, read_early, receive, send
 
 # An optimizer of torch imports Dynamo, which takes as long as the rest of torch.
 PRELOADED = (
@@ -53,10 +55,17 @@ _variables_here: dict[bytes, bytes] = {}
 def serve(descriptor: int) -> Callable[[], None]:
     """Be the first zygote; return in each process that it forks, with the program to run there."""
     _variables_here.update(read_early(os.environb))
-    for module in PRELOADED:
+    return _serve_having(PRELOADED, descriptor)
+
+
+def _serve_having(modules: Sequence[str], descriptor: int) -> Callable[[], None]:
+    """Be a zygote that has imported these modules, too."""
+    for module in modules:
         importlib.import_module(module)
+    for thread in threading.enumerate()[1:]:
+        thread.join(PATIENCE)  # a timer of Matplotlib ends with its first import on a machine
     if len(os.listdir("/proc/self/task")) > 1:
-        raise RuntimeError(f"one of {PRELOADED} starts a thread, and a fork would lack it")
+        raise RuntimeError(f"one of {modules} starts a thread, and a fork would lack it")
     gc.collect()
     gc.freeze()  # else the collectors of all forks copy what they share
     return _serve(socket.socket(fileno=descriptor))
@@ -68,6 +77,15 @@ def _serve(connection: socket.socket) -> Callable[[], None]:
         data, descriptors = receive(connection)
         if not data:
             os._exit(0)
+        asked = pickle.loads(data)
+        if isinstance(asked, Preloads):
+            if os.fork() == 0:
+                connection.close()
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                return _serve_having(asked.modules, *descriptors)
+            for other in descriptors:
+                os.close(other)
+            continue
         told, tell = os.pipe()
         held, release = os.pipe()
         middle = os.fork()
@@ -82,7 +100,7 @@ def _serve(connection: socket.socket) -> Callable[[], None]:
             if not os.read(held, 1):
                 os._exit(1)
             os.close(held)
-            return _become(pickle.loads(data), descriptors)
+            return _become(asked, descriptors)
         os.waitpid(middle, 0)  # the process that asked is the parent of the program now
         number = os.read(told, 20)
         os.write(release, b"!")

@@ -70,6 +70,16 @@ class Job(NamedTuple):
     first: bytes
 
 
+class Preloads(NamedTuple):
+    """A request to a zygote for another zygote, which has imported more; a socket comes beside it.
+
+    Attributes:
+        modules: what the other one imports.
+    """
+
+    modules: tuple[str, ...]
+
+
 def program_of(command: Sequence[bytes]) -> Program | None:
     """Return what a command line of Python runs, or None if only a real start can tell."""
     words = [os.fsdecode(word) for word in command[1:]]

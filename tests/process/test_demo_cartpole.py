@@ -24,6 +24,10 @@ from patience import PATIENCE
 pytest.importorskip("gymnasium")
 image = pytest.importorskip("matplotlib.image")
 
+pytestmark = pytest.mark.preloads(
+    "gymnasium", "matplotlib.figure", "matplotlib.backends.backend_agg"
+)
+
 
 def play_three_episodes(out: Path) -> subprocess.CompletedProcess[str]:
     episodes = ("--max-episodes", "3", "--log-interval", "1")

@@ -26,6 +26,13 @@ from patience import PATIENCE
 pytest.importorskip("sklearn")
 image = pytest.importorskip("matplotlib.image")
 
+pytestmark = pytest.mark.preloads(
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+)
+
 SUMMARY_LINE = re.compile(
     r"parameter-server (\w+) after ([\d.]+) epochs, [\d.]+ s: test accuracy ([\d.]+) %, "
     r"\d+ updates/s, \d+ images/s"

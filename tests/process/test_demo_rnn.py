@@ -32,6 +32,10 @@ from farcall.demos.rnn_parts import Decoder, EmbeddingTable, Hidden, RecurrentLa
 
 image = pytest.importorskip("matplotlib.image")
 
+pytestmark = pytest.mark.preloads(
+    "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.ticker"
+)
+
 SMALL = ("--embedding", "32", "--hidden", "64", "--dropout", "0.1", "--vocabulary", "1000")
 RUN = ("demo", "rnn", *SMALL, "--batch-size", "40", "--learning-rate", "0.02")
 SUMMARY_LINE = re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
-from warm_starts import HAS_ZYGOTES
+from warm_starts import HAS_ZYGOTES, WarmStarts
 from zygote_jobs import BOOT
 
 pytestmark = pytest.mark.skipif(not HAS_ZYGOTES, reason="TESTS_COLD, or no Linux")
@@ -172,6 +172,36 @@ def test_a_folder_for_temporary_files_is_the_programs_own(folder: Path) -> None:
         done = ended(WARM, *program, env={**os.environ, "TMPDIR": str(own)})
         assert done.stdout.strip() == str(own)
         assert not list(own.iterdir())
+
+
+def test_a_zygote_has_no_variables_of_the_test_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OF_THIS_TEST", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    show = ("-c", "import os; print(os.getppid(), sorted(os.environ))")
+    with WarmStarts().given():  # which has no zygote yet
+        assert "'OF_THIS_TEST'" in ended(WARM, *show).stdout
+    task = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    found = [Path(f"/proc/{child}/environ").read_bytes() for child in task.read_text().split()]
+    assert found
+    assert [text for text in found if str(tmp_path).encode() in text] == []
+    assert not list(tmp_path.iterdir())
+
+
+HAS = ("-c", "import sys; print('wave' in sys.modules)")  # a module that nothing else imports
+
+
+@pytest.mark.preloads("wave")
+def test_programs_and_their_children_have_the_modules_that_a_test_asks_for() -> None:
+    child = f"import subprocess, sys; subprocess.run([sys.executable, *{HAS!r}])"
+    assert ended(WARM, *HAS).stdout == "True\n"
+    assert ended(WARM, "-c", child).stdout == "True\n"
+    assert ended(COLD, *HAS).stdout == "False\n"
+
+
+def test_programs_of_other_tests_do_not_have_them() -> None:
+    assert ended(WARM, *HAS).stdout == "False\n"
 
 
 ENDINGS = {
