@@ -19,16 +19,33 @@ from patience import PATIENCE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
+# A burst of a case has a few calls only: whatever their number is, the burst is the same.
+PEER = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import cases, digits, peer
+cases.CALLS_IN_FLIGHT, cases.CALLS_OF_A_THREAD, cases.CALLS_OF_THE_RING = 50, 5, 5
+cases.REFERENCES, cases.QUIET_SECONDS, cases.IDLE_SECONDS = 50, 0.1, 0.1
+digits.BATCHES = 2
+peer.main()
+"""
 TINY = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import plans, run
+import plans, run, turns
+# In the folder of the files that the run writes.
+turns.PEER = turns.Path(sys.argv[sys.argv.index("--out") + 1], "tiny_peer.py")
+turns.PEER.write_text({PEER!r})
 for name, case in plans.CASES.items():
     # A second step of training depends on the parameters learnt in the first.
     warm_up = 0 if case.agreement is None else 1
     plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=warm_up))
 """
 RUN_TINY = f"{TINY}\nrun.main()"
+# One world for several cases: each start of another checkout imports torch anew.
+RUN_TINY_IN_ONE_WORLD = f"""{TINY}
+plans.CASES["embedding"] = plans.CASES["embedding"]._replace(world=plans.CASES["noop_tcp"].world)
+run.main()"""
 RUN_DIFFERENT = f"{TINY}\nimport turns\nturns.disagreement = lambda *_: '1 against 2'\nrun.main()"
 THREADS = f"""
 import os, sys, traceback
@@ -71,6 +88,13 @@ SHORT = tuple(
     and (not CASES[case].world.endswith(DEFAULT) or case == f"embedding{DEFAULT}")
 )
 
+pytestmark = pytest.mark.preloads(
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "torch.distributed.nn",
+    "torch.distributed.optim",
+    "gymnasium",
+)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
@@ -109,9 +133,9 @@ def wait_until_stopped(pid: int, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process)
 
 
-def run_tiny(out: Path, *arguments: str) -> dict[str, Any]:
+def run_tiny(out: Path, *arguments: str, program: str = RUN_TINY) -> dict[str, Any]:
     """Measures everything once only, and returns its report."""
-    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", RUN_TINY))
+    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", program))
     stdout, stderr = process.communicate(timeout=TINY_SECONDS)
     assert process.returncode == 0, stderr
     assert_nothing_left(process.pid)
@@ -274,8 +298,9 @@ def test_another_checkout_is_measured_beside_this_one(tmp_path: Path) -> None:
     with (other / "src" / "farcall" / "rpc.py").open("a") as source:
         source.write(f"\nopen({str(note)!r}, 'w').close()\n")
     arguments = ("--implementations", "farcall", "--against", str(other))
-    written = run_tiny(tmp_path, *arguments, "--cases", "noop,noop_tcp,embedding")
-    for case in ("noop", "noop_tcp", "embedding"):
+    cases = ("--cases", "noop_tcp,embedding")
+    written = run_tiny(tmp_path, *arguments, *cases, program=RUN_TINY_IN_ONE_WORLD)
+    for case in ("noop_tcp", "embedding"):
         assert list(written["seconds"][case]) == ["farcall", "before"]
         assert list(written["results"][case]["ratios"]) == ["before"]
     assert note.exists()
@@ -291,8 +316,13 @@ def test_a_checkout_that_is_not_built_is_refused(tmp_path: Path) -> None:
 @linux_only
 @pytest.mark.timeout(TINY_SECONDS + 20)
 @pytest.mark.parametrize("name", ["ray", "rpyc", "grpc"])
-def test_other_library_runs_the_cases_that_it_can(tmp_path: Path, name: str) -> None:
+def test_other_library_runs_the_cases_that_it_can(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(name, reason="make bench-all installs it")
+    # Ray's workers have an environment of their own here, and those that it starts ahead do not.
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
+    monkeypatch.setenv("RAY_enable_worker_prestart", "0")
     cases = [case for case in CASES if name in CASES[case].implementations and case != "start_8"]
     arguments = ("--implementations", f"farcall,{name}", "--cases", ",".join(cases))
     written = run_tiny(tmp_path, *arguments)
