@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_workers
+from warm_starts import HAS_ZYGOTES
 
 FOLDERS = (Path(__file__).parents[2] / "src", Path(__file__).parent, Path(__file__).parents[1])
-NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+NODE = {
+    "num_cpus": 2,
+    "object_store_memory": 80_000_000,
+    "include_dashboard": False,
+    "no_monitor": True,  # it adds nodes to clusters that want more, and takes 0.7 s of a core
+}
 ATTEMPTS = 5
 
 
@@ -21,16 +28,22 @@ def two_nodes() -> Iterator[Any]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster  # noqa: PLC0415  # Ray is not everywhere
 
-    with pytest.MonkeyPatch.context() as patch:
-        # Of the nodes, and so of the workers: where they find farcall and the tests' functions.
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, FOLDERS)))
+    path_of_modules = os.pathsep.join(map(str, FOLDERS))
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        if HAS_ZYGOTES:
+            address = stack.enter_context(ray_workers.server(path_of_modules))
+            patch.setenv(ray_workers.SERVER, str(address))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # or other processes of a busy machine go first
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         cluster = Cluster()
         try:
-            for side in ("left", "right"):
-                _add_node(cluster, side)
+            with patch.context() as of_nodes:
+                # So of workers, too: where they find farcall and the tests' functions. Scripts of
+                # tests don't have it: they would need a zygote of their own.
+                of_nodes.setenv("PYTHONPATH", path_of_modules)
+                for side in ("left", "right"):
+                    _add_node(cluster, side)
             yield cluster
         finally:
             cluster.shutdown()
@@ -40,7 +53,7 @@ def _add_node(cluster: Any, side: str) -> None:
     """Add a node. Ray gives it 15 seconds to start, which may be too few on a busy machine."""
     for attempts_left in reversed(range(ATTEMPTS)):
         try:
-            cluster.add_node(**NODE, resources={side: 4})
+            cluster.add_node(**NODE, resources={side: 4}, setup_worker_path=ray_workers.__file__)
             return
         except Exception:
             if not attempts_left:

@@ -39,6 +39,10 @@ def node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def is_warm() -> bool:
+    return "zygote" in sys.modules
+
+
 def say(text: str) -> None:
     print(text)
     print("on stderr", file=sys.stderr)
@@ -52,9 +56,9 @@ def kill(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def start_there() -> list[str]:
+def start_there() -> tuple[str, bool]:
     with farcall.ray.start(1, resources=SMALL) as group:
-        return group.all.call(my_name)
+        return group[0].call(my_name), group[0].call(is_warm)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +146,10 @@ def test_a_worker_that_can_not_start_says_why(cluster: Any) -> None:
 
 
 def test_a_task_of_ray_can_start_a_group(cluster: Any) -> None:
-    task = ray.remote(num_cpus=0)(start_there)
-    assert ray.get(task.remote()) == ["worker0"]
+    # The task and the group's worker start really, which other workers of these tests do not.
+    own = {"env_vars": {"ANY": "thing"}}
+    task = ray.remote(num_cpus=0, runtime_env=own)(start_there)
+    assert ray.get(task.remote()) == ("worker0", False)
 
 
 def run(folder: Path, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
