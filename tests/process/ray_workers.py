@@ -10,6 +10,7 @@ of a worker at its import. A worker that has an environment of its own starts re
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import select
@@ -59,6 +60,7 @@ def serve(listener: socket.socket, path_of_modules: str) -> Callable[[], None]:
 
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import starts a thread, and a fork would lack it")
+    this = os.getpid()
     early = read_early({**os.environb, b"PYTHONPATH": os.fsencode(path_of_modules)})
     zygote._variables_here.clear()
     zygote._variables_here.update(early)
@@ -69,6 +71,10 @@ def serve(listener: socket.socket, path_of_modules: str) -> Callable[[], None]:
         with connection:
             data, descriptors = receive(connection)
             if data and os.fork() == 0:
+                # Ray does not know the process of a worker that has not yet found its node.
+                ctypes.CDLL(None).prctl(zygote.PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != this:
+                    os._exit(1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
                 connection.detach()  # stays open until this process ends
