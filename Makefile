@@ -19,6 +19,9 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
+# For checks that compile everything: the files of a library become one, so that headers are read once.
+# Not for `make native` and wheels: there a change compiles one file, and each file has all its headers.
+AT_ONCE := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0
 NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \
   echo "$(CLANG) is not installed. Debian and Ubuntu: apt-get install clang. Or say CLANG=..."; exit 1; }
 
@@ -207,11 +210,11 @@ $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error -j $(JOB
 endef
 
 native-test: $(INSTALLED) ## Build the C++ part with warnings as errors, and run its tests.
-	$(call check_native,test,$(MODULE))
+	$(call check_native,test,$(MODULE) $(AT_ONCE))
 
 native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
+	CXX=$(CLANG) $(call check_native,clang,$(MODULE) $(AT_ONCE))
 
 SANITIZED := sanitize-address sanitize-thread
 .PHONY: $(SANITIZED)

@@ -20,11 +20,11 @@ namespace {
 constexpr std::size_t kBlockSize = 1024;
 constexpr std::size_t kBlocks = 1024;  // Linux allows about a million descriptors by default
 
-struct Block {
+struct InodeBlock {
   std::atomic<std::uint64_t> inodes[kBlockSize] = {};
 };
 
-std::atomic<Block*> blocks[kBlocks];
+std::atomic<InodeBlock*> blocks[kBlocks];
 std::atomic<std::uint32_t> forks{0};
 
 std::uint64_t inode_of(int fd) {
@@ -46,7 +46,7 @@ void on_fork() {
   forks.fetch_add(1, std::memory_order_relaxed);
   int placeholder = -1;
   for (std::size_t i = 0; i < kBlocks; ++i) {
-    const Block* block = blocks[i].load(std::memory_order_acquire);
+    const InodeBlock* block = blocks[i].load(std::memory_order_acquire);
     if (block == nullptr) continue;
     for (std::size_t j = 0; j < kBlockSize; ++j) {
       const std::uint64_t inode = block->inodes[j].load(std::memory_order_relaxed);
@@ -66,10 +66,10 @@ const int registered = pthread_atfork(nullptr, nullptr, on_fork);
 void close_in_forked_children(int fd) {
   const auto index = static_cast<std::size_t>(fd);
   if (fd < 0 || index >= kBlocks * kBlockSize) return;
-  std::atomic<Block*>& place = blocks[index / kBlockSize];
-  Block* block = place.load(std::memory_order_acquire);
+  std::atomic<InodeBlock*>& place = blocks[index / kBlockSize];
+  InodeBlock* block = place.load(std::memory_order_acquire);
   if (block == nullptr) {
-    Block* fresh = new (std::nothrow) Block;
+    InodeBlock* fresh = new (std::nothrow) InodeBlock;
     if (fresh == nullptr) return;
     if (place.compare_exchange_strong(block, fresh, std::memory_order_acq_rel)) {
       block = fresh;

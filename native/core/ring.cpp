@@ -10,7 +10,7 @@ namespace farcall {
 namespace {
 
 // A peer that dies, or lies, must not make a writer sleep forever.
-constexpr Nanoseconds kMaxSleep = 100 * kMillisecond;
+constexpr Nanoseconds kMaxFutexSleep = 100 * kMillisecond;
 
 constexpr char kDamaged[] = "the peer damaged the shared memory";
 
@@ -94,7 +94,7 @@ bool RingWriter::wait(Nanoseconds deadline, Interrupt interrupt, IsDone is_done)
   if (is_done()) return true;
   const Nanoseconds time = now();
   if (time >= deadline) return false;
-  futex_wait(control_.space, before, std::min(deadline, time + kMaxSleep), interrupt, true);
+  futex_wait(control_.space, before, std::min(deadline, time + kMaxFutexSleep), interrupt, true);
   return true;
 }
 

@@ -7,7 +7,7 @@ namespace farcall {
 
 namespace {
 
-constexpr char kMagic[4] = {'f', 'c', 's', 't'};
+constexpr char kStripeMagic[4] = {'f', 'c', 's', 't'};
 
 std::string name_of(const ChunkHeader& header) {
   return "chunk of " + std::to_string(header.length) + " bytes at " + std::to_string(header.offset) +
@@ -18,7 +18,7 @@ std::string name_of(const ChunkHeader& header) {
 
 ChunkBytes encode_chunk(const ChunkHeader& header) {
   ChunkBytes bytes;
-  std::memcpy(bytes.data(), kMagic, 4);
+  std::memcpy(bytes.data(), kStripeMagic, 4);
   std::memcpy(&bytes[4], &header.length, 4);
   std::memcpy(&bytes[8], &header.buffer, 8);
   std::memcpy(&bytes[16], &header.offset, 8);
@@ -26,7 +26,7 @@ ChunkBytes encode_chunk(const ChunkHeader& header) {
 }
 
 ChunkHeader decode_chunk(const ChunkBytes& bytes) {
-  if (std::memcmp(bytes.data(), kMagic, 4) != 0) {
+  if (std::memcmp(bytes.data(), kStripeMagic, 4) != 0) {
     throw BadFrame("a striped buffer is not complete, and something else than a chunk of it arrived");
   }
   ChunkHeader header;

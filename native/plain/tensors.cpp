@@ -16,7 +16,7 @@ constexpr std::size_t rounded(std::size_t size) {
 }
 
 // A tensor as DLPack describes it: description, shape and strides, and the owner of its memory.
-struct Block {
+struct TensorBlock {
   dlpack::ManagedTensor managed;
   Py_buffer view;
   std::int64_t dimensions[2 * kMaxDimensions];
@@ -24,7 +24,7 @@ struct Block {
   static void free(dlpack::ManagedTensor* managed) { std::free(managed); }
 
   static void release(dlpack::ManagedTensor* managed) {
-    Block* block = reinterpret_cast<Block*>(managed);
+    TensorBlock* block = reinterpret_cast<TensorBlock*>(managed);
     if (Py_IsInitialized()) {
       const PyGILState_STATE state = PyGILState_Ensure();
       PyBuffer_Release(&block->view);
@@ -33,18 +33,18 @@ struct Block {
     std::free(block);
   }
 };
-static_assert(offsetof(Block, managed) == 0);
+static_assert(offsetof(TensorBlock, managed) == 0);
 
 struct Free {
-  void operator()(Block* block) const { std::free(block); }
+  void operator()(TensorBlock* block) const { std::free(block); }
 };
-using BlockPtr = std::unique_ptr<Block, Free>;
+using BlockPtr = std::unique_ptr<TensorBlock, Free>;
 
 // With room for `extra` aligned bytes behind it.
 BlockPtr make_block(std::size_t extra) {
-  void* memory = std::aligned_alloc(kAlignment, rounded(sizeof(Block)) + rounded(extra));
+  void* memory = std::aligned_alloc(kAlignment, rounded(sizeof(TensorBlock)) + rounded(extra));
   if (memory == nullptr) throw std::bad_alloc();
-  return BlockPtr(new (memory) Block);
+  return BlockPtr(new (memory) TensorBlock);
 }
 
 // Gives shape and extent of a tensor in `size` bytes. Returns false if it does not fit there.
@@ -97,9 +97,9 @@ nb::object copy_tensor(const Context& context, const std::uint8_t* data, std::si
   if (!fit(given, size, dtype, flat, shape, extent)) return {};
   const auto length = static_cast<std::size_t>(extent.bytes);
   BlockPtr block = make_block(length);
-  void* copy = reinterpret_cast<std::uint8_t*>(block.get()) + rounded(sizeof(Block));
+  void* copy = reinterpret_cast<std::uint8_t*>(block.get()) + rounded(sizeof(TensorBlock));
   std::memcpy(copy, data, length);
-  return finish(context, std::move(block), copy, *shape, dtype, Block::free);
+  return finish(context, std::move(block), copy, *shape, dtype, TensorBlock::free);
 }
 
 nb::object view_tensor(const Context& context, const nb::object& buffer, const Shape* given,
@@ -114,7 +114,7 @@ nb::object view_tensor(const Context& context, const nb::object& buffer, const S
     return {};
   }
   void* data = block->view.buf;
-  return finish(context, std::move(block), data, *shape, dtype, Block::release);
+  return finish(context, std::move(block), data, *shape, dtype, TensorBlock::release);
 }
 
 }  // namespace farcall
