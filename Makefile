@@ -204,17 +204,17 @@ bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
 
 # $(1): the folder under build/. $(2): options of CMakeLists.txt.
 define check_native
-$(CONFIGURE) -B build/$(1) -DFARCALL_TESTS=ON -DFARCALL_WERROR=ON $(2)
+$(CONFIGURE) -B build/$(1) -DFARCALL_TESTS=ON -DFARCALL_WERROR=ON $(AT_ONCE) $(2)
 $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error -j $(JOBS)
 endef
 
 native-test: $(INSTALLED) ## Build the C++ part with warnings as errors, and run its tests.
-	$(call check_native,test,$(MODULE) $(AT_ONCE))
+	$(call check_native,test,$(MODULE))
 
 native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 	@$(NEEDS_CLANG)
-	CXX=$(CLANG) $(call check_native,clang,$(MODULE) $(AT_ONCE))
+	CXX=$(CLANG) $(call check_native,clang,$(MODULE))
 
 SANITIZED := sanitize-address sanitize-thread
 .PHONY: $(SANITIZED)
@@ -227,7 +227,7 @@ $(SANITIZED): sanitize-%: $(INSTALLED)
 CHECKED = build/$(SANITIZER)/python
 
 sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sanitizer. Options: SANITIZER=thread TEST_ARGS="tests/process"
-	$(CONFIGURE) -B build/$(SANITIZER) $(MODULE) -DFARCALL_WERROR=ON -DFARCALL_SANITIZE=$(or \
+	$(CONFIGURE) -B build/$(SANITIZER) $(MODULE) $(AT_ONCE) -DFARCALL_WERROR=ON -DFARCALL_SANITIZE=$(or \
 	  $(SANITIZE_$(SANITIZER)),$(error SANITIZER is address or thread, not $(SANITIZER)))
 	$(BIN)/cmake --build build/$(SANITIZER) --target _native
 	rm -rf $(CHECKED)
@@ -247,7 +247,7 @@ FUZZ_TARGET = extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsign
 FUZZ_COMPILER = $(shell echo '$(FUZZ_TARGET)' | $(CLANG) -x c++ -fsanitize=fuzzer,$(SANITIZE_address) - -o /dev/null \
   2>/dev/null && echo $(CLANG) || echo "$${CXX:-c++}")
 fuzz: $(NATIVE) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
-	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
+	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) $(AT_ONCE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/fuzz
 	$(BIN)/python tests/fuzz/run.py --native build/fuzz --seconds $(SECONDS) --jobs $(JOBS)
