@@ -134,10 +134,10 @@ def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_lea
     executor = pair[0].executor
     interrupts = 0
     for number in range(1, 1000):
-        executor.row.begin()
+        executor.batch.begin()
         interrupt = Interrupt(number)
-        interrupts += interrupt.run(executor.let_complete)
-        with in_threads(executor.row.end):
+        interrupts += interrupt.run(executor.yield_to_batch)
+        with in_threads(executor.batch.end):
             pass
         if not interrupt.where:
             break

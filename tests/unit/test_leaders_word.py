@@ -71,7 +71,7 @@ class Group:
         pass
 
     def handle(self, _: int) -> None:
-        self.executor.may_pass_lead()
+        self.executor.allow_promotion()
         self._says(self.executor)
         self.handled.set()
 
@@ -80,7 +80,7 @@ def run_here(executor: Executor) -> None:
     executor.run_here(lambda: None, 1, None)
 
 
-@pytest.mark.parametrize("says", [Executor.may_pass_lead, Executor.completes, run_here])
+@pytest.mark.parametrize("says", [Executor.allow_promotion, Executor.begin_completion, run_here])
 def test_a_thread_that_has_lost_the_lead_says_nothing(says: Callable[[Executor], object]) -> None:
     group = Group(says)
     group.executor.start()

@@ -1,4 +1,4 @@
-"""`Executor.let_complete`: threads stand back while the leader completes a row of futures."""
+"""`Executor.yield_to_batch`: threads stand back while the leader completes a batch of futures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from farcall.runtime.threads import completion_row
+from farcall.runtime.threads import completion_batch
 from farcall.runtime.threads.executor import MAX_IN_A_ROW, Executor
 from farcall.transport.watch import Watch
 
@@ -22,7 +22,7 @@ class Blind(Watch):
         pass
 
 
-class Row:
+class Leader:
     """An executor whose endpoint has some answers in a row, and then none."""
 
     def __init__(self, answers: int) -> None:
@@ -50,7 +50,7 @@ class Row:
         return self._answers.pop(0) if self._answers else None
 
     def next(self, timeout: float | None) -> Any:
-        if timeout != 0.0 and self.executor.row.is_on:
+        if timeout != 0.0 and self.executor.batch.is_on:
             self.log.append("sleeps, and lets others stand back")
         if timeout != 0.0 and not self._answers:
             self.finished.set()
@@ -69,49 +69,49 @@ class Row:
         return math.inf
 
     def handle(self, answer: int) -> None:
-        self.executor.completes()
-        self.log.append((answer, self.executor.row.is_on))
+        self.executor.begin_completion()
+        self.log.append((answer, self.executor.batch.is_on))
         if answer == 2:
             self.second()
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Row]]:
-    monkeypatch.setattr(completion_row, "STAND_BACK", PATIENCE)
-    rows = []
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Leader]]:
+    monkeypatch.setattr(completion_batch, "STAND_BACK", PATIENCE)
+    made = []
 
-    def start(answers: int) -> Row:
-        rows.append(Row(answers))
-        return rows[-1]
+    def start(answers: int) -> Leader:
+        made.append(Leader(answers))
+        return made[-1]
 
     yield start
-    for row in rows:
-        row.end()
+    for one in made:
+        one.end()
 
 
 @pytest.fixture
-def row(start: Callable[[int], Row]) -> Row:
+def leader(start: Callable[[int], Leader]) -> Leader:
     return start(3)
 
 
-def test_one_answer_is_no_row(row: Row) -> None:
-    assert row.run() == [(1, False), (2, True), (3, True)]
-    assert not row.executor.row.is_on
+def test_one_answer_is_no_batch(leader: Leader) -> None:
+    assert leader.run() == [(1, False), (2, True), (3, True)]
+    assert not leader.executor.batch.is_on
 
 
 @pytest.mark.parametrize("answers", [MAX_IN_A_ROW, MAX_IN_A_ROW + 1, 2 * MAX_IN_A_ROW])
-def test_a_long_row_has_an_end(start: Callable[[int], Row], answers: int) -> None:
-    row = start(answers)
-    assert row.run() == [(answer, answer > 1) for answer in range(1, answers + 1)]
-    assert not row.executor.row.is_on
+def test_a_long_batch_has_an_end(start: Callable[[int], Leader], answers: int) -> None:
+    leader = start(answers)
+    assert leader.run() == [(answer, answer > 1) for answer in range(1, answers + 1)]
+    assert not leader.executor.batch.is_on
 
 
-def test_a_thread_goes_on_after_the_last_answer(row: Row) -> None:
+def test_a_thread_goes_on_after_the_last_answer(leader: Leader) -> None:
     def stand_back() -> None:
-        assert row.executor.row.is_on
+        assert leader.executor.batch.is_on
         started.set()
-        row.executor.let_complete()
-        row.log.append("went on")
+        leader.executor.yield_to_batch()
+        leader.log.append("went on")
 
     started = threading.Event()
     thread = threading.Thread(target=stand_back)
@@ -120,46 +120,46 @@ def test_a_thread_goes_on_after_the_last_answer(row: Row) -> None:
         thread.start()
         assert started.wait(PATIENCE)
 
-    row.second = begin
-    row.run()
+    leader.second = begin
+    leader.run()
     thread.join(PATIENCE)
-    assert row.log == [(1, False), (2, True), (3, True), "went on"]
+    assert leader.log == [(1, False), (2, True), (3, True), "went on"]
 
 
-def test_the_leader_does_not_wait_for_itself(row: Row) -> None:
+def test_the_leader_does_not_wait_for_itself(leader: Leader) -> None:
     def call_in_callback() -> None:
-        row.executor.let_complete()
-        row.log.append(row.executor.row.is_on)
+        leader.executor.yield_to_batch()
+        leader.log.append(leader.executor.batch.is_on)
 
-    row.second = call_in_callback
-    assert row.run() == [(1, False), (2, True), True, (3, True)]
+    leader.second = call_in_callback
+    assert leader.run() == [(1, False), (2, True), True, (3, True)]
 
 
-def test_no_thread_waits_for_long(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_row, "STAND_BACK", 0.0)
+def test_no_thread_waits_for_long(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_batch, "STAND_BACK", 0.0)
 
     def callback_that_waits_for_a_caller() -> None:
-        thread = threading.Thread(target=row.executor.let_complete)
+        thread = threading.Thread(target=leader.executor.yield_to_batch)
         thread.start()
         thread.join(PATIENCE)
-        row.log.append((thread.is_alive(), row.executor.row.is_on))
+        leader.log.append((thread.is_alive(), leader.executor.batch.is_on))
 
-    row.second = callback_that_waits_for_a_caller
-    assert row.run() == [(1, False), (2, True), (False, False), (3, True)]
+    leader.second = callback_that_waits_for_a_caller
+    assert leader.run() == [(1, False), (2, True), (False, False), (3, True)]
 
 
-def test_no_thread_waits_while_a_function_runs(row: Row) -> None:
+def test_no_thread_waits_while_a_function_runs(leader: Leader) -> None:
     def look() -> None:
-        row.log.append(("function", row.executor.row.is_on))
+        leader.log.append(("function", leader.executor.batch.is_on))
 
-    row.second = lambda: row.executor.submit(look)
-    assert row.run()[:3] == [(1, False), (2, True), ("function", False)]
+    leader.second = lambda: leader.executor.submit(look)
+    assert leader.run()[:3] == [(1, False), (2, True), ("function", False)]
 
 
-def test_no_thread_waits_for_a_leader_that_waits(row: Row) -> None:
+def test_no_thread_waits_for_a_leader_that_waits(leader: Leader) -> None:
     def wait() -> None:
-        with row.executor.waiting():
-            row.log.append(("waits", row.executor.row.is_on))
+        with leader.executor.waiting():
+            leader.log.append(("waits", leader.executor.batch.is_on))
 
-    row.second = wait
-    assert ("waits", False) in row.run()
+    leader.second = wait
+    assert ("waits", False) in leader.run()

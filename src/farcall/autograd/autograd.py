@@ -209,7 +209,7 @@ class Autograd:
         with self._lock:
             todo = self._contexts.released(context, low_watermark)
         if todo:
-            self.agent.executor.may_pass_lead()
+            self.agent.executor.allow_promotion()
             self._carry_out(todo)
 
     def held(self, context: int, peer: Peer) -> None:
@@ -227,7 +227,7 @@ class Autograd:
             passes = [backward for known in self._contexts for backward in known.passes.values()]
         for backward in passes:
             backward.on_peer_lost(peer)
-        self.agent.executor.may_pass_lead()
+        self.agent.executor.allow_promotion()
         self._carry_out(todo)
 
     def _living(self, id: int) -> int | None:

@@ -201,7 +201,7 @@ class Runner:
                 self._tell_of_failure(peer, context, backward)
 
     def _tell_of_failure(self, peer: Peer, context: int, backward: FailedPass) -> None:
-        self.agent.executor.may_pass_lead()
+        self.agent.executor.allow_promotion()
         reason = "" if backward.error is None else message_of(backward.error.error())
         call = (context, tuple(backward.options), reason)
         future = self.agent.call_async(peer.name, handlers.abort, call)
@@ -247,7 +247,7 @@ class Runner:
         self._report(options.root, PassFailed(context, options.id))
 
     def _report(self, root: str, message: Message) -> None:
-        self.agent.executor.may_pass_lead()
+        self.agent.executor.allow_promotion()
         try:
             peer = self.agent.directory.resolve(root)
             if peer.worker is self.agent.me:
@@ -319,7 +319,7 @@ class Runner:
         if isinstance(message, CreditReturned):
             backward.returned(peer, message.credit, message.missing)
         else:
-            self.agent.executor.may_pass_lead()
+            self.agent.executor.allow_promotion()
             backward.broken(peer)
 
     # Calls of other workers; see `handlers`.

@@ -338,7 +338,7 @@ class Agent:
         cancelled = self.machine.state.cancelled
         job = self.machine.tell(cancelled, peer.incarnation, call_id, waits=message.waits)
         if job is not None:
-            self.executor.may_pass_lead()
+            self.executor.allow_promotion()
             job.cancel(message.by_user)
 
     def _deliver(self, peer: Peer, message: Message, call_id: int) -> None:

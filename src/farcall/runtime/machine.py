@@ -107,7 +107,7 @@ class Machine:
         """Take the calls between this worker and a lost one out of the tables. See `Losses`."""
         with self.lock:
             ended = self.state.on_peer_lost(peer.incarnation, peer.left or cause)
-        self._executor.may_pass_lead()
+        self._executor.allow_promotion()
         return ended
 
     def discard(self, incarnations: list[int]) -> None:
@@ -116,7 +116,7 @@ class Machine:
             self.state.discard(incarnations)
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
-        self._executor.may_pass_lead()
+        self._executor.allow_promotion()
         for instruction in instructions:
             # A `match` of six classes would take longer than all else here.
             if isinstance(instruction, Answer):

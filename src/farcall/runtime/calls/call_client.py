@@ -180,8 +180,8 @@ class CallClient:
         """
         if self._collecting.thread and self._collecting.defers("rpc_async"):
             return self._call_soon(to, function, args, kwargs, timeout)
-        if self._executor.row.is_on:
-            self._executor.let_complete()
+        if self._executor.batch.is_on:
+            self._executor.yield_to_batch()
         future: FutureOfCall[Any] = FutureOfCall(())
         future.executor = self._executor
         future.note_maker(maker or sys._getframe(2))

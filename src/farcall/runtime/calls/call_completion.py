@@ -331,7 +331,7 @@ class CallCompletion:
     ) -> None:
         message = answer.message
         try:
-            self._executor.completes()
+            self._executor.begin_completion()
             if error is not None:
                 raise error
             # In a thread of the agent: unpickling may run code of the user.
@@ -356,7 +356,7 @@ class CallCompletion:
         """End a watched call whose deadline has passed."""
         pending.watched = False
         peer, call_id = pending.peer, pending.call_id
-        self._executor.may_pass_lead()
+        self._executor.allow_promotion()
         if peer.outgoing.peek(call_id) is None:
             # The answer is here, but waits for an owner that does not answer.
             late = self.timeout(pending, note=OWNER_IS_LATE)

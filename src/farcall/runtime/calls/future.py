@@ -117,8 +117,8 @@ class Future(torch.futures.Future[T]):
         if executor is not None:
             if executor.collecting.thread:
                 executor.collecting.refuse("Future.wait")
-            if executor.row.is_on:
-                executor.let_complete()
+            if executor.batch.is_on:
+                executor.yield_to_batch()
                 if self.done():
                     return self._wait()
         run_waiting_callbacks(self)

@@ -5,11 +5,11 @@ user functions included, so that a short call costs no hand-over between threads
 to another thread when the leader
 
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
-- has been busy with one event for a millisecond, counted from `may_pass_lead`: a watchdog sees to
+- has been busy with one event for a millisecond, counted from `allow_promotion`: a watchdog sees to
   that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
   GIL from others.
 
-Until the leader says `may_pass_lead`, no other thread takes an event. So the state machines see the
+Until the leader says `allow_promotion`, no other thread takes an event. So the state machines see the
 events of one link in their order, which the reference protocol relies on; work that may take long
 or run user code (sending, completing futures, functions) comes after. The word of a thread that has
 just lost the lead does not count (docs/threads.md).
@@ -38,7 +38,7 @@ from contextlib import AbstractContextManager, nullcontext
 from farcall.errors import FarcallError
 from farcall.log import get_logger
 from farcall.runtime.threads.collecting import Collecting
-from farcall.runtime.threads.completion_row import CompletionRow
+from farcall.runtime.threads.completion_batch import CompletionBatch
 from farcall.runtime.threads.event_source import EventSource, Handler
 from farcall.runtime.threads.followers import Followers
 from farcall.runtime.threads.function_queue import (
@@ -103,7 +103,7 @@ class Executor:
         self._place_of_callbacks = OWN  # that the leader runs, or ran last
         self._runs_callbacks = False  # the leader does: they may wait, and then another has to lead
         self._in_a_row = 0  # events that the leader took without a look at due work
-        self.row = CompletionRow()
+        self.batch = CompletionBatch()
         self._stopping = False
         self._watch = endpoint.new_watch()  # over the leader and its event
         self._watchdog = FarcallThread(self._guard, f"farcall-watch-{name}")
@@ -186,8 +186,8 @@ class Executor:
                 running[me] = depth, caller
                 self._watch.begin()
         if here:
-            if self.row.is_on:
-                self.row.end()
+            if self.batch.is_on:
+                self.batch.end()
             self._run(me, function)
         return here
 
@@ -206,26 +206,26 @@ class Executor:
                     if self._leader == me and self._turns.is_any():
                         self._followers.find()
 
-    def may_pass_lead(self) -> None:
+    def allow_promotion(self) -> None:
         """Let the lead pass: all that needs order is done. No effect without the lead."""
         if self._leader == (me := threading.get_ident()):
             with self._lock:
                 if self._leader == me:
                     self._watch.begin()
 
-    def completes(self) -> None:
-        """Let the lead pass as `may_pass_lead` does; this thread then completes a call's future."""
+    def begin_completion(self) -> None:
+        """Let the lead pass as `allow_promotion` does; this thread then completes a call's future."""
         if self._leader == (me := threading.get_ident()):
             with self._lock:
                 if leads := self._leader == me:
                     self._watch.begin()
-            if leads and self._in_a_row and not self.row.is_on:
-                self.row.begin()
+            if leads and self._in_a_row and not self.batch.is_on:
+                self.batch.begin()
 
-    def let_complete(self) -> None:
-        """See `CompletionRow.stand_back`. The leader itself does not."""
+    def yield_to_batch(self) -> None:
+        """See `CompletionBatch.yield_to`. The leader itself does not."""
         if self._leader != threading.get_ident():
-            self.row.stand_back()
+            self.batch.yield_to()
 
     def may_wait_here(self, depth: int) -> bool:
         """Return whether the calling thread may run the callbacks of a call of this depth.
@@ -280,7 +280,7 @@ class Executor:
 
     def _pass_lead(self) -> None:
         """Leave the lead to a thread that rests, or was just started. Lock held."""
-        self.row.end()
+        self.batch.end()
         self._leader = 0
         self._runs_callbacks = False
         self._watch.end()
@@ -385,8 +385,8 @@ class Executor:
                 except BaseException:
                     self._source.log_handling(event)
                 self._in_a_row += 1
-            elif self.row.is_on:
-                self.row.end()
+            elif self.batch.is_on:
+                self.batch.end()
             if event is None or self._in_a_row == MAX_IN_A_ROW:
                 due = self._source.before_sleep()
                 self._in_a_row = 0
@@ -403,7 +403,7 @@ class Executor:
             if event is None and self._in_a_row:
                 event = self._source.poll()
             elif event is None:
-                event = self._source.next(0.0 if self.row.is_on else due)
+                event = self._source.next(0.0 if self.batch.is_on else due)
         with self._lock:
             if self._leader == me:
                 self._leader = 0

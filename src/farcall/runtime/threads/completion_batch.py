@@ -1,4 +1,4 @@
-"""Threads stand back while the leader completes a row of futures."""
+"""Threads stand back while the leader completes a batch of futures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from farcall.runtime.threads.bell import Bell
 STAND_BACK = 0.005  # seconds
 
 
-class CompletionRow:
-    """The state of the leader's row: on while it completes futures, one after the other.
+class CompletionBatch:
+    """The state of the leader's batch: on while it completes futures, one after the other.
 
     torch lets go of the GIL whenever a future is completed. A thread that makes one call after the
     other, or waits for one future after the other, would take it each time. That costs more than
@@ -23,17 +23,17 @@ class CompletionRow:
         self._ends = Bell()
 
     def begin(self) -> None:
-        """Say that a row begins."""
+        """Say that a batch begins."""
         self._ends = Bell()
         self.is_on = True
 
     def end(self) -> None:
-        """Say that the row has ended. No effect if there is none."""
+        """Say that the batch has ended. No effect if there is none."""
         if self.is_on:
             self.is_on = False
             self._ends.ring()
 
-    def stand_back(self) -> None:
-        """Wait for the end of the row, but not for long."""
+    def yield_to(self) -> None:
+        """Wait for the end of the batch, but not for long."""
         if not self._ends.wait(STAND_BACK):
             self.end()
