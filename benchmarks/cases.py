@@ -187,10 +187,12 @@ def cartpole_steps(rpc: Any, observers: int) -> Iterator[Step]:
     cartpole.rpc = rpc  # the demo as it is, but for one import
     goal = cartpole.threshold()
     for seed in itertools.count():
-        options = cartpole.Options(observers, seed, gamma=0.99, max_episodes=1_000_000, goal=goal)
+        options = cartpole.CartpoleOptions(
+            observers, seed, gamma=0.99, max_episodes=1_000_000, goal=goal
+        )
         steps = 0
         start = time.perf_counter()
-        agent = cartpole.Agent(options)
+        agent = cartpole.CartpoleAgent(options)
         for number in range(1, observers + 1):
             agent.add_observer(f"observer{number}", number)
         for progress in agent.train():

@@ -63,7 +63,7 @@ def train(implementation: str, mode: Literal["sync", "async"]) -> Iterator[Step]
     """Give each burst of ten batches of each trainer: the time per batch, and the test loss."""
     use(implementation)
     rpc = modules_of(implementation).rpc
-    options = demo.Options(
+    options = demo.ParameterServerOptions(
         mode,
         TRAINERS,
         epochs=1_000_000,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 import torch.fx
 
-from farcall.torch_internals.table import TABLE, Kind
+from farcall.torch_internals.table import TABLE, PathKind
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "farcall"
@@ -107,7 +107,7 @@ def names_of_instances() -> set[str]:
         *(distributed.ProcessGroup, distributed.Store, distributed.Work, distributed.P2POp),
         torch.nn.parallel.DistributedDataParallel,
     )
-    in_table = {entry.attribute for entry in TABLE.values() if entry.kind is Kind.OF_INSTANCES}
+    in_table = {entry.attribute for entry in TABLE.values() if entry.kind is PathKind.OF_INSTANCES}
     return in_table.union(name for one in instances for name in dir(one) if is_private(name))
 
 

@@ -345,7 +345,7 @@ def _value(place: ValueSlot, limit: Limit | None = None) -> Any:
     """Return the value; wait as long as allowed, and as a caller waits for the call served here.
 
     Args:
-        limit: what `Limits.of_call` gives; None for the deadline of the call served here.
+        limit: what `CallLimits.of_call` gives; None for the deadline of the call served here.
     """
     if not place.is_ready:
         context = current_context()

@@ -28,7 +28,7 @@ from farcall.ids import Worker, new_incarnation
 from farcall.runtime.calls.methods import RemoteMethod
 from farcall.runtime.current import current_agent
 from farcall.runtime.membership import fixed_group, rendezvous
-from farcall.runtime.membership.signing import Membership, SecretSigner
+from farcall.runtime.membership.signing import MembershipProof, SecretSigner
 from farcall.serde import Serializer
 from farcall.transport.connect import handshake
 from farcall.transport.connect.certificates import made_of
@@ -40,10 +40,10 @@ from farcall.transport.connect.handshake_messages import (
     NONCE_LENGTH,
     PROTOCOL,
     VERSION,
+    DiallerReady,
     Hello,
     Identity,
     Proof,
-    Ready,
     Refuse,
 )
 from farcall.transport.connect.knock import knock
@@ -159,7 +159,7 @@ def refusal(reason: str, code: Any) -> bytes:
 def rest_of_handshake(secured: bool) -> bytes:
     """Return what a dialler says behind its hello, without having listened."""
     messages: list[Any] = [Proof(secrets.token_bytes(32))] if secured else []
-    data = [_message(message) for message in (*messages, Ready())]
+    data = [_message(message) for message in (*messages, DiallerReady())]
     return b"".join(LENGTH.pack(len(one)) + one for one in data)
 
 
@@ -312,7 +312,7 @@ def open_links(urls: list[str], secret: str, count: int, *, invents: bool) -> in
         no success any more.
     """
     name, number, incarnation = me()
-    signer = Membership("farcall/open", SecretSigner(secret.encode()))
+    signer = MembershipProof("farcall/open", SecretSigner(secret.encode()))
     made = failed = 0
     for url, attempt in itertools.product(urls, range(count)):
         identity = Identity(name, number, incarnation)

@@ -13,7 +13,7 @@ import torch
 
 from behaviour.autograd_helpers import Run, add_weight, compare, times, weights
 from farcall.autograd.passes import Pass
-from farcall.protocol.passes import PassMachine, State
+from farcall.protocol.passes import PassMachine, PassState
 from farcall.runtime.agent import Agent
 
 
@@ -89,7 +89,7 @@ def test_waiting_run_sees_a_gradient_only_together_with_its_share(
         self._lock = locks[self._machine] = WatchedLock(self)  # type: ignore[assignment]
 
     def checked(self: PassMachine, source: int, share: int) -> Any:
-        if self.state is State.TOGETHER:
+        if self.state is PassState.TOGETHER:
             seen_before.append(source in locks[self].seen)
         return arrive(self, source, share)
 

@@ -16,7 +16,7 @@ from behaviour.helpers import PATIENCE, Box, Gate, until_begun, wait_at
 from farcall import rpc
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.retrying import RepeatedCall
-from farcall.supervision.following import _Chain
+from farcall.supervision.following import _FollowingCall
 from farcall.transport.base import Link
 from farcall.wire.frames import Frame
 
@@ -236,7 +236,7 @@ def test_function_whose_caller_has_no_time_left_sees_it(pair: list[Agent]) -> No
 def later_call(make: Callable[[Any], rpc.Future[int]]) -> tuple[rpc.Future[Any], Callable[[], Any]]:
     """Return the future of a call of an object that is yet to be made, and what makes that."""
     object_made: rpc.Future[int] = rpc.Future()
-    return _Chain.of(object_made, make), lambda: object_made.set_result(1)
+    return _FollowingCall.of(object_made, make), lambda: object_made.set_result(1)
 
 
 def repeated_call(

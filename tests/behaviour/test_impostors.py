@@ -27,7 +27,13 @@ from farcall.transport.connect import handshake
 from farcall.transport.connect.addresses import is_unix
 from farcall.transport.connect.credentials import LinkCredentials
 from farcall.transport.connect.dialling import dial
-from farcall.transport.connect.handshake_messages import Hello, Identity, Proof, Ready, Unfinished
+from farcall.transport.connect.handshake_messages import (
+    DiallerReady,
+    Hello,
+    Identity,
+    Proof,
+    Unfinished,
+)
 
 SECRET = b"what only the members know"
 NETWORKED = [name for name in TRANSPORTS if name != "inproc"]
@@ -82,18 +88,18 @@ def say_hello(sock: socket.socket, worker: Worker) -> None:
 
 def say_hello_without_a_secret(sock: socket.socket, worker: Worker) -> None:
     say(sock, hello_of(worker, secured=False))
-    say(sock, Ready())
+    say(sock, DiallerReady())
 
 
 def guess_the_proof(sock: socket.socket, worker: Worker) -> None:
     say(sock, hello_of(worker, secured=True))
     say(sock, Proof(bytes(32)))
-    say(sock, Ready())
+    say(sock, DiallerReady())
 
 
 def leave_out_the_proof(sock: socket.socket, worker: Worker) -> None:
     say(sock, hello_of(worker, secured=True))
-    say(sock, Ready())
+    say(sock, DiallerReady())
 
 
 def reflect(sock: socket.socket, worker: Worker) -> None:

@@ -35,7 +35,7 @@ from farcall.runtime.membership.records import (
     RECORD,
     WORKER,
     Confirmation,
-    Gate,
+    GateOutcome,
     Record,
 )
 from farcall.runtime.membership.signed_store import SignedStore
@@ -46,10 +46,10 @@ from farcall.transport.connect.credentials import SecretCertificates, Terms
 from farcall.transport.connect.handshake import Wanted, accepting, greet
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
+    DiallerReady,
     Hello,
     Identity,
     Proof,
-    Ready,
     Refuse,
 )
 from farcall.transport.process_group import channel, frames, link
@@ -161,7 +161,7 @@ def handshakes() -> Iterable[bytes]:
         Hello(*worker, 3, True, 4, bytes(16), bytes(16), "farcall 0.1", ("tcp://h:1",), 2),
     )
     for first in (0, 1, 2):
-        for message in (*hellos, Proof(bytes(32)), Ready(), Refuse("no", "link")):
+        for message in (*hellos, Proof(bytes(32)), DiallerReady(), Refuse("no", "link")):
             data = msgspec.msgpack.encode(message)
             yield bytes([first]) + LENGTH.pack(len(data)) + data
     tls = Conversation(lambda channel: greet(channel, US, TERMS[2], Wanted()))
@@ -277,14 +277,16 @@ def envelopes() -> Iterable[bytes]:
         inline, payload = frames.pack(made)
         start = b"".join(map(bytes, inline))
         follows = b"".join(map(bytes, payload))
-        yield enveloped(frames.Kind.FRAME, start, len(follows)) + follows.rstrip(b"\0")
+        yield enveloped(frames.EnvelopeKind.FRAME, start, len(follows)) + follows.rstrip(b"\0")
     buffers = [OnDevice(None, 8), b"x", OnDevice(None, 1 << 17)]
     ((announcement, _),) = frames.announce(buffers)
-    yield enveloped(frames.Kind.ON_DEVICE, announcement)
-    yield enveloped(frames.Kind.OPEN, encode_msgpack(link.Hello("w1", 1, 7, 0, "host", "main")))
+    yield enveloped(frames.EnvelopeKind.ON_DEVICE, announcement)
+    yield enveloped(
+        frames.EnvelopeKind.OPEN, encode_msgpack(link.LinkHello("w1", 1, 7, 0, "host", "main"))
+    )
 
 
-def enveloped(kind: frames.Kind, inline: bytes, follows: int = 0) -> bytes:
+def enveloped(kind: frames.EnvelopeKind, inline: bytes, follows: int = 0) -> bytes:
     return frames.ENVELOPE.pack(kind, True, 1, len(inline), follows) + inline
 
 
@@ -300,9 +302,9 @@ def group(data: bytes) -> None:
             if rest.recv_into(memory) < len(memory):
                 raise LinkError("the end")
 
-        if envelope.kind is frames.Kind.FRAME:
+        if envelope.kind is frames.EnvelopeKind.FRAME:
             use(frames.unpack(envelope.inline, envelope.follows > 0, receive, LIMITS))
-        elif envelope.kind is frames.Kind.ON_DEVICE:
+        elif envelope.kind is frames.EnvelopeKind.ON_DEVICE:
             sizes = frames.announced(envelope.inline, LIMITS)
             made = {index: OnDevice(None, size) for index, size in sizes.items()}
             frames.put_in_place(Frame(Reply(), buffers=[b"", b"x", b""]), made)
@@ -321,7 +323,7 @@ UNSIGNED, SIGNED = (
 
 def records() -> Iterable[bytes]:
     worker = Worker("w1", 1, 7, ("tcp://h:1", "unix:@farcall-1"), "host", 9, "main")
-    gate = Gate("timed out", "w1", "late")
+    gate = GateOutcome("timed out", "w1", "late")
     for value in (
         Record(worker),
         Record(worker, "left"),

@@ -305,7 +305,7 @@ def test_fork_server_kills_a_child_that_leads_no_group_yet(
             os.close(descriptor)
         home = Connection(ours.detach())
         assert home.recv_bytes() == forkserver.WARM
-        places = [forkserver.Place("w0", its_out, its_err, its_connection)]
+        places = [forkserver.ChildDescriptors("w0", its_out, its_err, its_connection)]
         home.send_bytes(pickle.dumps((places, None)))
         assert os.read(out, 6) == b"forked"
         home.send_bytes(forkserver.KILL)

@@ -27,7 +27,7 @@ from torch import nn
 
 from farcall.demos import checkpoints
 from farcall.demos.corpus import read_corpus
-from farcall.demos.rnn import LARGEST_NORM, Options, batches
+from farcall.demos.rnn import LARGEST_NORM, RnnOptions, batches
 from farcall.demos.rnn_parts import Decoder, EmbeddingTable, Hidden, RecurrentLayers
 
 image = pytest.importorskip("matplotlib.image")
@@ -118,7 +118,7 @@ def test_loss_curve_is_a_readable_picture(trained: Trained) -> None:
 class LocalModel:
     """The same model in one process: the same parts, plain autograd and a plain optimizer."""
 
-    def __init__(self, options: Options, words: int) -> None:
+    def __init__(self, options: RnnOptions, words: int) -> None:
         shape = options.shape(words)
         self.parts: dict[str, nn.Module] = {
             "table": EmbeddingTable(shape),
@@ -143,7 +143,7 @@ class LocalModel:
 
 def test_parameters_are_those_of_the_same_model_trained_in_one_process(trained: Trained) -> None:
     state = checkpoints.load(trained.out / "checkpoint.pt")
-    options = Options(**state["options"])
+    options = RnnOptions(**state["options"])
     corpus = read_corpus(None, options.vocabulary)
     local = LocalModel(options, len(corpus.vocabulary))
     text = batches(corpus.train, options.batch_size, options.bptt)

@@ -18,7 +18,7 @@ from causes import CAUSES, causes, hanging, patiently
 from patience import PATIENCE
 
 from farcall.errors import LinkError
-from farcall.monitor import Answer, ask_all, doctor, explain
+from farcall.monitor import AskResult, ask_all, doctor, explain
 from farcall.monitor.asking import credentials_of_this_process
 from farcall.runtime.inspection.reports import WorkerReport
 from farcall.runtime.options.secret import Secret
@@ -207,7 +207,7 @@ def test_stacks_refuse_a_worker_that_is_not_there() -> None:
 
 
 def test_nothing_hangs_where_nothing_is() -> None:
-    assert explain(Answer([], [])) == []
+    assert explain(AskResult([], [])) == []
 
 
 def of_group(pid: int, *arguments: str) -> str:

@@ -27,7 +27,7 @@ from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.inproc import InprocEndpoint, InprocNetwork
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
-from farcall.transport.process_group.group import Group
+from farcall.transport.process_group.group import RankGroup
 from farcall.transport.sockets import endpoint as socket_transport
 from farcall.transport.sockets import link as socket_link
 from farcall.transport.sockets import poller
@@ -252,7 +252,7 @@ class InprocNet:
 class GroupNet:
     """Ranks of one process group, each given; there are no more stations than these."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[RankGroup]) -> None:
         self._ranks = count()
         self._groups = groups
 

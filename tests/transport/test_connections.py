@@ -22,13 +22,13 @@ from stations import LIMITS, PATIENCE, Threads, soon
 
 from farcall.errors import LinkError
 from farcall.ids import Worker, new_incarnation
-from farcall.runtime.membership.signing import Membership, SecretSigner
+from farcall.runtime.membership.signing import MembershipProof, SecretSigner
 from farcall.transport.base import NotSent
 from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.connection import Connection
 from farcall.transport.connect.handshake import Met
-from farcall.transport.connect.turns import AT_ONCE, Turns
+from farcall.transport.connect.turns import AT_ONCE, DialTurns
 from farcall.transport.connect.visitors import Visitor
 
 needs_unix = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
@@ -600,7 +600,10 @@ def test_a_worker_answers_at_no_address_but_those_that_it_advertises(side: SideM
 
 def test_a_process_that_does_not_show_that_it_is_of_the_group_is_refused(side: SideMaker) -> None:
     signer = SecretSigner(b"s")
-    ours, other_group = Membership("farcall/open", signer), Membership("farcall/0", signer)
+    ours, other_group = (
+        MembershipProof("farcall/open", signer),
+        MembershipProof("farcall/0", signer),
+    )
     distant, member = side("distant", vouch=ours.vouch), side("member")
     member.connections.me = shown = ours.shown_by(member.connections.me)
     assert member.connect(distant).started == 1
@@ -686,7 +689,7 @@ def test_few_workers_of_this_host_are_dialled_at_once(side: SideMaker, is_here: 
         return BareLink(connection)
 
     near = side("near", open_link)
-    near.connections._turns = Turns(AT_ONCE, PATIENCE)  # none is given up on a slow machine
+    near.connections._turns = DialTurns(AT_ONCE, PATIENCE)  # none is given up on a slow machine
     host = "here" if is_here else ""
     workers = [msgspec.structs.replace(side(f"distant{n}").worker, host=host) for n in range(count)]
     callers = [

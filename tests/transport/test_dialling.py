@@ -11,7 +11,7 @@ import pytest
 from stations import LIMITS, soon
 
 from farcall.errors import LinkError
-from farcall.protocol.connecting import Failure
+from farcall.protocol.connecting import DialFailure
 from farcall.transport.connect import addresses, race
 from farcall.transport.connect.dialling import dial, failure_of
 
@@ -80,12 +80,12 @@ def test_a_host_all_of_whose_addresses_refuse_is_absent(
     resolve_to(monkeypatch, refusing, refusing)
     with pytest.raises(ConnectionRefusedError) as raised:
         dial("tcp://host:1", 10.0, 30.0)
-    assert failure_of(raised.value) is Failure.ABSENT
+    assert failure_of(raised.value) is DialFailure.ABSENT
 
 
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL])
 def test_a_name_that_can_not_be_resolved_proves_nothing(code: int) -> None:
-    assert failure_of(socket.gaierror(code, "says the name server")) is Failure.NO_ANSWER
+    assert failure_of(socket.gaierror(code, "says the name server")) is DialFailure.NO_ANSWER
 
 
 def test_full_listener_is_asked_more_often_than_the_system_does() -> None:

@@ -21,7 +21,7 @@ from stations import PATIENCE, SocketNet, Station, echo, request, soon
 from farcall.errors import LinkError
 from farcall.ids import Worker
 from farcall.transport.connect import dialling
-from farcall.transport.connect.handshake_messages import Hello, Proof, Ready
+from farcall.transport.connect.handshake_messages import DiallerReady, Hello, Proof
 from farcall.transport.sockets.endpoint import SocketEndpoint
 from farcall.wire.frames import encode
 
@@ -196,7 +196,7 @@ def said_by(worker: object, *, secured: bool) -> list[bytes]:
         bytes(32),
         secured,
     )
-    messages = [msgspec.msgpack.encode(one) for one in (hello, Proof(bytes(32)), Ready())]
+    messages = [msgspec.msgpack.encode(one) for one in (hello, Proof(bytes(32)), DiallerReady())]
     return [struct.pack("<I", len(one)) + one for one in messages]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farcall.transport.base import Notice, Watch
-from farcall.transport.watch import Watch as PythonWatch
+from farcall.transport.watch import PollingWatch
 
 
 def native_watch() -> Watch:
@@ -19,7 +19,7 @@ def native_watch() -> Watch:
     return made
 
 
-@pytest.fixture(params=[PythonWatch, native_watch], ids=["python", "native"])
+@pytest.fixture(params=[PollingWatch, native_watch], ids=["python", "native"])
 def watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
     make: Callable[[], Watch] = request.param
     made = make()

@@ -32,7 +32,7 @@ from farcall.runtime.membership.lookup import Reminder
 from farcall.runtime.membership.records import CONFIRMATION, RECORD, Confirmation
 from farcall.runtime.membership.rendezvous import Rendezvous
 from farcall.runtime.membership.signed_store import SignedStore
-from farcall.runtime.membership.signing import Membership, Signer, signer_of
+from farcall.runtime.membership.signing import MembershipProof, Signer, signer_of
 from farcall.transport.connect import chains
 from farcall.transport.connect.handshake_messages import MAX_MEMBERSHIP, Identity
 from farcall.transport.connect.tls_config import TlsConfig
@@ -80,7 +80,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[TlsConfig], Signer]:
 
     def make(config: TlsConfig) -> Signer:
         with monkeypatch.context() as patch:
-            span = chains.Span(chains.now() - DAY, chains.now() + DAY)
+            span = chains.Validity(chains.now() - DAY, chains.now() + DAY)
             patch.setattr(certificate_signer, "check_chain", lambda *_: span)
             patch.setattr("farcall.transport.connect.credentials._check_time", lambda *_: None)
             return signer_of(None, config)
@@ -370,7 +370,7 @@ def test_with_a_secret_beside_the_certificates_both_are_needed(
 @pytest.mark.parametrize("binds", [False, True])
 def test_a_dialler_shows_its_name_by_its_certificate(authority: Authority, binds: bool) -> None:
     w0, w1, w2 = (
-        Membership("farcall/open", authority.signer(name, name, binds=binds))
+        MembershipProof("farcall/open", authority.signer(name, name, binds=binds))
         for name in ("w0", "w1", "w2")
     )
     me = Identity("w1", 1, 7)
@@ -386,7 +386,7 @@ def test_each_chain_is_checked_once(
 ) -> None:
     checked: list[object] = []
 
-    def check(chain: Any, authorities: Any) -> chains.Span:
+    def check(chain: Any, authorities: Any) -> chains.Validity:
         checked.append(chain)
         return chains.check_chain(chain, authorities)
 
@@ -394,10 +394,10 @@ def test_each_chain_is_checked_once(
     join(store, worker("w1", 1), w1)
     monkeypatch.setattr(certificate_signer, "check_chain", check)
     w0 = authority.signer("w0")
-    group, membership = Rendezvous(store, "farcall/open", w0), Membership("farcall/open", w0)
+    group, membership = Rendezvous(store, "farcall/open", w0), MembershipProof("farcall/open", w0)
     for _ in range(5):
         assert group.find("w1") is not None
-        shown = Membership("farcall/open", w1).shown_by(Identity("w1", 1, 7))
+        shown = MembershipProof("farcall/open", w1).shown_by(Identity("w1", 1, 7))
         assert membership.vouch(shown) is None
     assert len(checked) == 2  # its own at the start, and that of w1
 
@@ -443,8 +443,8 @@ def test_a_record_is_believed_until_its_certificate_expires_and_again_when_it_is
     me = worker("w1", 1)
     group = join(store, me, authority.signer("w1", "w1", days=(-1, 2)))
     newcomer = Rendezvous(store, "farcall/open", authority.signer("w0", days=(-1, 9)))
-    membership = Membership("farcall/open", authority.signer("w2", days=(-1, 9)))
-    shows = Membership("farcall/open", group._signer)
+    membership = MembershipProof("farcall/open", authority.signer("w2", days=(-1, 9)))
+    shows = MembershipProof("farcall/open", group._signer)
     shown = shows.shown_by(Identity("w1", 1, 7))
     assert newcomer.find("w1") is not None
     clock(3)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from farcall.cli.commands import cli
-from farcall.monitor import Answer
+from farcall.monitor import AskResult
 
 
 def commands(of: click.Command, name: str = "farcall") -> Iterator[tuple[str, click.Command]]:
@@ -60,6 +60,6 @@ def test_help_of_a_command_says_what_each_of_its_options_is(name: str) -> None:
 def test_status_that_finds_no_workers_says_which_it_can_not_find(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farcall.cli.status.ask_all", lambda *, timeout: Answer([], []))
+    monkeypatch.setattr("farcall.cli.status.ask_all", lambda *, timeout: AskResult([], []))
     done = CliRunner().invoke(cli, ["status"])
     assert "option `paths` leaves out unix is found only through others" in done.output

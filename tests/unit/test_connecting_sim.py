@@ -9,7 +9,16 @@ from click.testing import CliRunner
 from simulator.connecting import ConnectingBug, simulate_connecting
 from simulator.sim import main
 
-from farcall.protocol.connecting import Address, Cause, Connecting, Dead, Failure, Pause, Try, Wait
+from farcall.protocol.connecting import (
+    Address,
+    Cause,
+    Connecting,
+    Dead,
+    DialFailure,
+    Pause,
+    Try,
+    WaitForDialler,
+)
 
 SCHEDULES = 1000  # `make sim` runs ten thousand
 SEARCHED = 2000  # schedules in which a planted mistake has to be found
@@ -35,7 +44,7 @@ def test_schedules_have_all_kinds_of_faults():
     gone = ("is worker gone", "is restarted", "is another worker", "has another secret")
     for what in (*hosts, *gone, "says nothing", "refuses connections"):
         assert sum(what in log for log in logs) > 10, what
-    for failure in Failure:
+    for failure in DialFailure:
         assert sum(f"failed: {failure.name}" in log for log in logs) > 10, failure
     for what in ("Try(", "Talk(", "Pause(", "Wait(", "Linked(", "Late(", "Dead(", "has a link"):
         assert sum(what in log for log in logs) > 20, what
@@ -103,7 +112,7 @@ def one_address(dead_after: float = 30.0) -> Connecting:
 
 
 def fail_in_a_row(
-    machine: Connecting, caller: object, how: Iterable[tuple[Failure, float]], now: float = 0.0
+    machine: Connecting, caller: object, how: Iterable[tuple[DialFailure, float]], now: float = 0.0
 ) -> object:
     """Give these failures to a caller without a deadline, each after so many seconds.
 
@@ -122,7 +131,7 @@ def fail_in_a_row(
 
 
 def test_con1_silence_takes_the_bound_in_several_rounds():
-    dark = [(Failure.TIMED_OUT, 7.5)]
+    dark = [(DialFailure.TIMED_OUT, 7.5)]
     assert isinstance(fail_in_a_row(one_address(), 1, 3 * dark), Try)
     said = fail_in_a_row(one_address(), 1, 4 * dark)
     assert isinstance(said, Dead)
@@ -131,7 +140,7 @@ def test_con1_silence_takes_the_bound_in_several_rounds():
 
 
 def test_con1_time_of_a_standstill_does_not_count():
-    assert isinstance(fail_in_a_row(one_address(), 1, 3 * [(Failure.NO_ANSWER, 60.0)]), Try)
+    assert isinstance(fail_in_a_row(one_address(), 1, 3 * [(DialFailure.NO_ANSWER, 60.0)]), Try)
 
 
 def test_con1_time_between_calls_does_not_count():
@@ -139,12 +148,12 @@ def test_con1_time_between_calls_does_not_count():
     for call in range(5):
         began = 1000.0 * call
         assert isinstance(machine.begin(call, began, began + 4.0), Try)
-        machine.failed(began + 4.0, Failure.TIMED_OUT, 0.5)
+        machine.failed(began + 4.0, DialFailure.TIMED_OUT, 0.5)
     assert machine.silent == pytest.approx(20.0)
 
 
 def test_con1_own_failures_say_nothing_in_either_direction():
-    own, dark = (Failure.OF_THIS_MACHINE, 5.0), (Failure.TIMED_OUT, 7.5)
+    own, dark = (DialFailure.OF_THIS_MACHINE, 5.0), (DialFailure.TIMED_OUT, 7.5)
     assert isinstance(fail_in_a_row(one_address(), 1, 100 * [own]), Try)
     assert isinstance(fail_in_a_row(one_address(), 1, [dark, dark, own, dark, dark]), Dead)
 
@@ -153,7 +162,7 @@ def test_con5_calls_with_little_time_add_up():
     machine, said, now = one_address(2.0), None, 0.0
     for call in range(30):
         machine.begin(call, now, now + 0.25)
-        said = machine.failed(now + 0.25, Failure.TIMED_OUT, 0.5)
+        said = machine.failed(now + 0.25, DialFailure.TIMED_OUT, 0.5)
         now += 100.0
         if isinstance(said, Dead):
             return
@@ -163,9 +172,9 @@ def test_con5_calls_with_little_time_add_up():
 def test_con6_the_most_patient_caller_goes_on():
     machine = one_address()
     assert isinstance(machine.begin("first", 0.0, 1.0), Try)
-    assert machine.begin("patient", 0.0, 60.0) == Wait(60.0)
+    assert machine.begin("patient", 0.0, 60.0) == WaitForDialler(60.0)
     machine.left("first")
-    assert machine.begin("hasty", 0.5, 1.0) == Wait(1.0)
+    assert machine.begin("hasty", 0.5, 1.0) == WaitForDialler(1.0)
     assert isinstance(machine.woke("patient", 0.5, 60.0), Try)
 
 

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.live import Live
 
 from farcall.demos import cartpole_report, parameter_server_report, rnn_report
-from farcall.demos.cartpole import Progress
+from farcall.demos.cartpole import CartpoleProgress
 from farcall.demos.display import LiveDisplay, LogDisplay, View
-from farcall.demos.parameter_server import Options
-from farcall.demos.parameter_server import Progress as Accuracy
+from farcall.demos.parameter_server import ParameterServerOptions
+from farcall.demos.parameter_server import ParameterServerProgress as Accuracy
 from farcall.demos.progress import Monitor, WorkerStarted
 from farcall.demos.report import write_report
-from farcall.demos.rnn import Progress as Epoch
+from farcall.demos.rnn import RnnProgress as Epoch
 
-EPISODE = Progress(123, 500.0, 474.9, 61_000, 122_000, 10.0, False)
+EPISODE = CartpoleProgress(123, 500.0, 474.9, 61_000, 122_000, 10.0, False)
 VIEW = cartpole_report.view(475.0, 10)
 
 
@@ -60,7 +60,7 @@ def test_the_log_has_the_numbers_of_workers_beside_it(capsys: pytest.CaptureFixt
     display = LogDisplay(VIEW)
     for started in range(4):
         display.show_started(started, 3)
-    display.show(Progress(120, 500.0, 474.9, 61_000, 122_000, 10.0, False))
+    display.show(CartpoleProgress(120, 500.0, 474.9, 61_000, 122_000, 10.0, False))
     out, err = capsys.readouterr()
     assert err.splitlines() == ["1 of 3 workers", "2 of 3 workers", "3 of 3 workers"]
     assert out.startswith("episode  120 ")
@@ -100,7 +100,7 @@ def test_the_report_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_every_demo_says_its_scale() -> None:
-    options = Options("async", 3, 20, 32, 0.003, False, 0)
+    options = ParameterServerOptions("async", 3, 20, 32, 0.003, False, 0)
     accuracy = Accuracy(7, 1.0, 0.5, 100, 3200, 2.04)
     assert parameter_server_report.view(options, 5).scale(accuracy) == "epoch 2.0 of 20"
     assert rnn_report.view(5).scale(Epoch(2, 8, 3, 100)) == "epoch 2 of 8"

@@ -18,13 +18,13 @@ from torch import nn
 pytest.importorskip("matplotlib")
 
 from farcall.demos import checkpoints, stopwatch
-from farcall.demos.rnn import Progress, batches
-from farcall.demos.rnn_parts import Decoder, EmbeddingTable, Part, RecurrentLayers, Shape
+from farcall.demos.rnn import RnnProgress, batches
+from farcall.demos.rnn_parts import Decoder, EmbeddingTable, ModelPart, RecurrentLayers, Shape
 from farcall.demos.rnn_report import describe, draw_losses, view
 from farcall.demos.stopwatch import Stopwatch
 
 SHAPE = Shape(words=11, embedding=5, hidden=7, layers=2, dropout=0.5, seed=3)
-START = Progress(epoch=1, epochs=12, batch=0, batches=1234)
+START = RnnProgress(epoch=1, epochs=12, batch=0, batches=1234)
 
 
 def test_batches_read_the_text_in_columns_that_go_on_from_batch_to_batch() -> None:
@@ -41,12 +41,12 @@ def test_text_of_two_rows_is_one_batch() -> None:
     assert (words.tolist(), targets.tolist()) == ([[0, 2, 4, 6]], [[1, 3, 5, 7]])
 
 
-PARTS: list[Callable[[Shape], Part]] = [EmbeddingTable, RecurrentLayers, Decoder]
+PARTS: list[Callable[[Shape], ModelPart]] = [EmbeddingTable, RecurrentLayers, Decoder]
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_do_not_depend_on_random_numbers_of_the_process(
-    part: Callable[[Shape], Part],
+    part: Callable[[Shape], ModelPart],
 ) -> None:
     torch.manual_seed(1)
     first = part(SHAPE)
@@ -64,7 +64,7 @@ def test_state_dict_goes_on_with_dropout_where_it_was() -> None:
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_validation() -> None:
-    part = Part(seed=0, dropout=0.25)
+    part = ModelPart(seed=0, dropout=0.25)
     ones = torch.ones(100, 100)
     dropped = part.drop(ones)
     assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
@@ -133,8 +133,8 @@ def test_diverging_training_says_which_option_to_change(loss: float) -> None:
 
 def test_lines_fit_a_terminal_of_80_columns() -> None:
     """Print also more epochs, batches, words per second and doubt than usual."""
-    batch = Progress(99, 99, 99_999, 99_999, 700, 9.2 * 700, 9.2, 0.01)
-    done = Progress(99, 99, 999, 999, 70_000, 6.9 * 70_000, 6.9, 1.5, 0.2, 20, 6.9)
+    batch = RnnProgress(99, 99, 99_999, 99_999, 700, 9.2 * 700, 9.2, 0.01)
+    done = RnnProgress(99, 99, 999, 999, 70_000, 6.9 * 70_000, 6.9, 1.5, 0.2, 20, 6.9)
     assert "70000 words/s" in describe(batch)
     assert "46667 words/s" in describe(done)
     for progress in (batch, done):
@@ -143,20 +143,20 @@ def test_lines_fit_a_terminal_of_80_columns() -> None:
 
 def test_log_has_every_nth_batch_and_every_epoch() -> None:
     logged = view(log_interval=10).is_logged
-    at_20 = Progress(1, 2, 20, 20)
-    validating = Progress(1, 2, 20, 20, validated=1)
-    done = Progress(1, 2, 25, 25, validated=2, validation_loss=5.0)
+    at_20 = RnnProgress(1, 2, 20, 20)
+    validating = RnnProgress(1, 2, 20, 20, validated=1)
+    done = RnnProgress(1, 2, 25, 25, validated=2, validation_loss=5.0)
     assert logged(at_20)
-    assert not logged(Progress(1, 2, 21, 25))
+    assert not logged(RnnProgress(1, 2, 21, 25))
     assert not logged(validating)
     assert logged(done)
 
 
 def test_bar_is_empty_at_first_and_full_when_all_is_done() -> None:
     fraction = view(log_interval=10).fraction
-    assert fraction(Progress(1, 4, 0, 10)) == 0
-    assert fraction(Progress(3, 4, 5, 10)) == pytest.approx(2.5 / 4)
-    assert fraction(Progress(4, 4, 10, 10)) == 1
+    assert fraction(RnnProgress(1, 4, 0, 10)) == 0
+    assert fraction(RnnProgress(3, 4, 5, 10)) == pytest.approx(2.5 / 4)
+    assert fraction(RnnProgress(4, 4, 10, 10)) == 1
 
 
 @pytest.mark.filterwarnings("error")

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from farcall.cli.doctor import doctor as command
 from farcall.monitor import Finding, Pair, checkup, doctor, installation, machine
-from farcall.monitor.asking import Answer, Silent
+from farcall.monitor.asking import AskResult, SilentWorker
 from farcall.monitor.checkup import CHECKS, SKEW, of_group, of_pairs
 from farcall.monitor.findings import LEVELS, size
 from farcall.runtime.inspection.reports import MemberReport, WorkerReport
@@ -188,12 +188,14 @@ def member(name: str, **more: Any) -> MemberReport:
     ],
 )
 def test_the_lines_about_workers(reports: list[WorkerReport], said: str) -> None:
-    [found] = [one for one in of_group(Answer(reports, []), NOW, NOW + 60) if one.level == "look"]
+    [found] = [
+        one for one in of_group(AskResult(reports, []), NOW, NOW + 60) if one.level == "look"
+    ]
     assert said in found.text
 
 
 def test_a_worker_that_answered_late_has_no_wrong_clock() -> None:
-    answer = Answer([worker("w0", clock=NOW + 30)], [])
+    answer = AskResult([worker("w0", clock=NOW + 30)], [])
     assert not [one for one in of_group(answer, NOW, NOW + 60) if one.subject == "clock"]
 
 
@@ -207,14 +209,14 @@ def test_a_worker_that_answered_late_has_no_wrong_clock() -> None:
     ],
 )
 def test_the_lines_about_a_path(path: MemberReport, level: str, said: str) -> None:
-    [found] = of_pairs([Pair("w0", path)], Answer([worker("w0")], []))
+    [found] = of_pairs([Pair("w0", path)], AskResult([worker("w0")], []))
     assert found.level == level
     assert said in found.text
 
 
 def test_a_path_to_another_host_is_fine() -> None:
     path = member("w1", host="far", drawback="it runs on another host", protection="encrypted")
-    assert list(of_pairs([Pair("w0", path)], Answer([worker("w0")], []))) == []
+    assert list(of_pairs([Pair("w0", path)], AskResult([worker("w0")], []))) == []
 
 
 def test_important_lines_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +228,8 @@ def test_important_lines_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_with_another_secret_does_not_hang() -> None:
-    refusing = Silent(0, "w1", "check FARCALL_SECRET on both workers", "")
-    answer = Answer([worker("w0", members=[member("w1")])], [refusing])
+    refusing = SilentWorker(0, "w1", "check FARCALL_SECRET on both workers", "")
+    answer = AskResult([worker("w0", members=[member("w1")])], [refusing])
     assert answer.of_group(1) == answer
     [found] = [one for one in of_group(answer, NOW, NOW) if one.level == "look"]
     assert found.text == f"w1 says nothing of itself: {refusing.why}"

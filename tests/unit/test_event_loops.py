@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE
 
 from farcall import rpc
-from farcall.monitor import Answer, Silent, explain
+from farcall.monitor import AskResult, SilentWorker, explain
 from farcall.runtime.inspection import threads
 from farcall.runtime.inspection.reports import CallReport, LoopReport, ThreadReport, WorkerReport
 
@@ -183,21 +183,21 @@ def of(name: str, count: str) -> str:
 def test_a_blocked_loop_is_named_if_others_wait_long_enough() -> None:
     loops = {"a": (3.0, 1), "b": (3.0, 2), "c": (0.5, 2), "d": (3.0, 0)}
     reports = [worker(name, LoopReport("a.py", *loop)) for name, loop in loops.items()]
-    lines = explain(Answer(reports, []))
+    lines = explain(AskResult(reports, []))
     assert lines == [of("a", "1 coroutine waits"), of("b", "2 coroutines wait")]
 
 
 def test_a_blocked_loop_is_named_early_among_many_causes() -> None:
-    silent = [Silent(0, f"s{one}", "it does not answer", "") for one in range(9)]
+    silent = [SilentWorker(0, f"s{one}", "it does not answer", "") for one in range(9)]
     reports = [worker(f"c{one}", None, CALL) for one in range(9)]
-    lines = explain(Answer([*reports, worker("a", LoopReport("a.py", 3.0, 2))], silent))
+    lines = explain(AskResult([*reports, worker("a", LoopReport("a.py", 3.0, 2))], silent))
     assert of("a", "2 coroutines wait") in lines[:LINES]
     assert len(lines) == 19
 
 
 def test_a_loop_blocked_by_a_call_comes_after_the_cause_of_that() -> None:
     reports = [worker(f"w{one}", LoopReport("a.py", 3.0, 2), CALL) for one in range(9)]
-    lines = explain(Answer(reports, []))
+    lines = explain(AskResult(reports, []))
     assert lines[0].startswith("w0 waits for `f` on w9 since 7 s")
     assert of("w0", "2 coroutines wait") in lines[:LINES]
     assert len(lines) == 18

@@ -23,12 +23,12 @@ from farcall.transport.connect import conversation, handshake
 from farcall.transport.connect.conversation import drive
 from farcall.transport.connect.credentials import Terms
 from farcall.transport.connect.handshake_messages import (
+    DiallerReady,
     Ended,
     Hello,
     Identity,
     NotHere,
     Proof,
-    Ready,
     Refuse,
     Unwanted,
 )
@@ -225,7 +225,7 @@ def test_hello_without_the_fields_that_came_last_has_none_of_that(
     def older() -> Identity:
         say(pair[0], items)
         assert isinstance(hear(pair[0]), Hello)
-        say(pair[0], Ready())
+        say(pair[0], DiallerReady())
         return LEFT
 
     _, right = both(older, lambda: accept(pair[1], RIGHT, None, deadline=soon(), admit=anyone))

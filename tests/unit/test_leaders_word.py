@@ -12,12 +12,12 @@ import pytest
 from patience import PATIENCE
 
 from farcall.runtime.threads.executor import Executor
-from farcall.transport.watch import Watch
+from farcall.transport.watch import PollingWatch
 
 CHANCE = 0.3  # seconds in which the watchdog may pass the lead, a few hundred times what it needs
 
 
-class Slow(Watch):
+class Slow(PollingWatch):
     """The thread that begins the watch for the second time is interrupted just before."""
 
     def __init__(self, group: Group) -> None:
@@ -47,7 +47,7 @@ class Group:
         self._ended = threading.Event()
         self.executor = Executor("w", self, self, max_running=2)  # type: ignore[arg-type]
 
-    def new_watch(self) -> Watch:
+    def new_watch(self) -> PollingWatch:
         return Slow(self)
 
     def poll(self) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import HashStore
 
 from farcall.runtime.process_groups import nccl
-from farcall.runtime.process_groups.nccl import Candidate, NcclLanes
+from farcall.runtime.process_groups.nccl import NcclCandidate, NcclLanes
 
 
 class Machine:
@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def lanes_of(*devices: list[torch.device]) -> list[NcclLanes | None]:
     store = HashStore()
-    candidates = [Candidate(store, rank, own) for rank, own in enumerate(devices)]
+    candidates = [NcclCandidate(store, rank, own) for rank, own in enumerate(devices)]
     return [candidate.lanes(len(devices)) for candidate in candidates]
 
 
@@ -63,7 +63,7 @@ def test_workers_of_hosts_that_are_different_to_nccl_may_share_a_device(
     candidates = []
     for rank in range(2):
         monkeypatch.setenv("NCCL_HOSTID", f"host{rank}")
-        candidates.append(Candidate(store, rank, [torch.device("cuda", 0)]))
+        candidates.append(NcclCandidate(store, rank, [torch.device("cuda", 0)]))
     assert all(candidate.lanes(2) is not None for candidate in candidates)
 
 

@@ -14,7 +14,7 @@ from patience import PATIENCE
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from farcall import rpc
-from farcall.runtime.membership.endpoints import Place
+from farcall.runtime.membership.endpoints import EndpointPlace
 from farcall.runtime.options import backend_options as options
 from farcall.runtime.options.credential import Credential
 from farcall.runtime.threads import openmp
@@ -168,7 +168,7 @@ def test_a_worker_keeps_cores_awake_only_where_torch_leaves_some(
     monkeypatch.setattr(openmp, "spare_cores", lambda: cores - 1)
     opened: list[Listening] = []
     monkeypatch.setattr(options, "open_endpoint", lambda _, __, how: opened.append(how))
-    place = Place(
+    place = EndpointPlace(
         me=Identity("w0", 0, 1),
         admit=admit_all,
         vouch=vouch_for_all,

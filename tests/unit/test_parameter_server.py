@@ -20,10 +20,10 @@ from sklearn import datasets
 from farcall import rpc
 from farcall.demos.parameter_server import (
     Job,
-    Options,
     Parameters,
+    ParameterServerOptions,
+    ParameterServerProgress,
     Pictures,
-    Progress,
     SyncServer,
     SyncTrainer,
     load_digits,
@@ -32,7 +32,7 @@ from farcall.demos.parameter_server import (
 from farcall.testing.cluster import acting_as
 
 Mode = Literal["async", "sync"]
-OPTIONS = Options(
+OPTIONS = ParameterServerOptions(
     mode="sync", trainers=3, epochs=2, batch_size=8, learning_rate=0.01, hogwild=False, seed=7
 )
 
@@ -61,18 +61,18 @@ def pictures(count: int) -> Pictures:
     return Pictures(images, torch.randint(10, (count,), generator=generator))
 
 
-def run(job: Job) -> Progress:
+def run(job: Job) -> ParameterServerProgress:
     return list(job.train())[-1]
 
 
-def parameters_after(options: Options, training: Pictures) -> Parameters:
+def parameters_after(options: ParameterServerOptions, training: Pictures) -> Parameters:
     with patient_cluster(options.trainers + 1) as workers, acting_as(workers[0]):
         job = Job(options, training, pictures(10))
         run(job)
         return {name: value.detach() for name, value in job.server.model.named_parameters()}
 
 
-def parameters_in_one_process(options: Options, training: Pictures) -> Parameters:
+def parameters_in_one_process(options: ParameterServerOptions, training: Pictures) -> Parameters:
     """Train in a plain loop, each of whose batches has one batch of every trainer."""
     torch.manual_seed(options.seed)
     model = make_model()
@@ -87,7 +87,9 @@ def parameters_in_one_process(options: Options, training: Pictures) -> Parameter
     return {name: value.detach() for name, value in model.named_parameters()}
 
 
-def batches_of_trainers(options: Options, training: Pictures) -> list[list[Pictures]]:
+def batches_of_trainers(
+    options: ParameterServerOptions, training: Pictures
+) -> list[list[Pictures]]:
     """Return the batches that `Job` spreads: every trainer has each n-th picture."""
     with patient_cluster(options.trainers + 1) as workers, acting_as(workers[0]):
         trainers = [rref.to_here() for rref in Job(options, training, training).trainers]

@@ -127,7 +127,7 @@ def test_sloppy_table_is_refused() -> None:
     ("module", "states", "others"),
     [
         ("connecting", connecting.State, set()),
-        ("passes", passes.State, {"OVER", "FAILED"}),
+        ("passes", passes.PassState, {"OVER", "FAILED"}),
         ("refs", ref_entries.HeldState, set()),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farcall.protocol.knowledge import Knowledge
-from farcall.protocol.standing import Answer, State
+from farcall.protocol.standing import SupervisionAnswer, SupervisionState
 from farcall.protocol.succession import Editions, KeptSnapshots
 from farcall.protocol.supervision import Strategy, Target
 from farcall.protocol.supervision_instructions import (
@@ -59,9 +59,9 @@ class Around:
 class Driver:
     """Carries out instructions: it keeps the questions, and waits for nothing that has no delay."""
 
-    def __init__(self, me: int, *others: Present, state: State | None = None) -> None:
+    def __init__(self, me: int, *others: Present, state: SupervisionState | None = None) -> None:
         self.around = Around(me, list(others))
-        first = State.first(KEY, ("it",), worker(0).keeper, 0)
+        first = SupervisionState.first(KEY, ("it",), worker(0).keeper, 0)
         self.machine = Knowledge(state or first, self.around, KeptSnapshots(), Editions())
         self.asked: list[Ask] = []
         self.waits: list[After] = []
@@ -118,25 +118,25 @@ def test_supervisor_that_is_alone_starts() -> None:
 def test_supervisor_starts_when_a_keeper_knows_that_all_run() -> None:
     driver = Driver(0, worker(1))
     driver.begin()
-    driver.answer(Hear, Answer())  # of states in which it is no keeper yet
+    driver.answer(Hear, SupervisionAnswer())  # of states in which it is no keeper yet
     assert not driver.has_started
-    assert driver.answer(Adopt, Answer()) == ["w1"]
+    assert driver.answer(Adopt, SupervisionAnswer()) == ["w1"]
     assert not driver.has_started
-    assert driver.answer(Hear, Answer()) == ["w1"]
+    assert driver.answer(Hear, SupervisionAnswer()) == ["w1"]
     assert driver.has_started
 
 
 def test_supervisor_waits_on_when_the_others_are_late_and_none_is_an_heir() -> None:
     driver = Driver(0, worker(1), worker(2))
     driver.begin()
-    driver.answer(Hear, Answer())
+    driver.answer(Hear, SupervisionAnswer())
     driver.wait()  # with no patience left
     assert not driver.has_started
     driver.asked.sort(key=lambda one: one.to)
     late = driver.asked.pop()
     assert late.to == "w2"
-    driver.answer(Adopt, Answer())
-    driver.answer(Hear, Answer())
+    driver.answer(Adopt, SupervisionAnswer())
+    driver.answer(Hear, SupervisionAnswer())
     assert driver.has_started
 
 
@@ -144,13 +144,13 @@ def test_supervisor_waits_on_when_the_others_are_late_and_none_is_an_heir() -> N
 def test_worker_is_asked_again_if_it_may_answer_then(failure: Failed) -> None:
     driver = Driver(0, worker(1))
     driver.begin()
-    driver.answer(Hear, Answer())
+    driver.answer(Hear, SupervisionAnswer())
     driver.answer(Adopt, failure)
     assert driver.has_started == (failure is STAYS)
-    assert not driver.answer(Adopt, Answer())  # not before a while has passed
+    assert not driver.answer(Adopt, SupervisionAnswer())  # not before a while has passed
     driver.wait()
-    assert bool(driver.answer(Adopt, Answer())) == (failure is PASSES)
-    driver.answer(Hear, Answer())
+    assert bool(driver.answer(Adopt, SupervisionAnswer())) == (failure is PASSES)
+    driver.answer(Hear, SupervisionAnswer())
     assert driver.has_started
 
 
@@ -170,7 +170,7 @@ def test_newcomer_is_asked_to_keep_the_plan() -> None:
     driver.around.there = [worker(1)]
     driver.machine.look()
     driver.carry_out()
-    assert driver.answer(Adopt, Answer()) == ["w1"]
+    assert driver.answer(Adopt, SupervisionAnswer()) == ["w1"]
 
 
 def test_user_who_waits_no_longer_gives_up() -> None:
@@ -183,8 +183,8 @@ def test_user_who_waits_no_longer_gives_up() -> None:
     assert driver.machine.state.is_over
 
 
-def running(keepers: tuple[int, ...] = (0,)) -> State:
-    state = State.first(KEY, ("it",), worker(0).keeper, 0)
+def running(keepers: tuple[int, ...] = (0,)) -> SupervisionState:
+    state = SupervisionState.first(KEY, ("it",), worker(0).keeper, 0)
     child = state.children[0]._replace(phase="running", owner="w0", rref="a reference")
     return state._replace(
         keepers=tuple(worker(n).keeper for n in keepers), children=(child,), version=1
@@ -221,7 +221,7 @@ def test_worker_that_was_met_again_is_told_of_the_state() -> None:
     driver.machine.hear(running((0, 2)))
     driver.carry_out()
     newer = running((0, 2))._replace(epoch=2, leader_id=0)
-    assert driver.answer(Hear, Answer(other=newer)) == ["w0"]
+    assert driver.answer(Hear, SupervisionAnswer(other=newer)) == ["w0"]
     assert driver.machine.state == newer
 
 
@@ -278,13 +278,13 @@ def test_successor_that_was_not_reached_is_asked_again() -> None:
     driver.carry_out()
     for _ in range(2):
         assert driver.answer(Adopt, PASSES) == ["w1"]
-    assert not driver.answer(Adopt, Answer())
+    assert not driver.answer(Adopt, SupervisionAnswer())
     driver.wait()
-    assert driver.answer(Adopt, Answer()) == ["w1"]
+    assert driver.answer(Adopt, SupervisionAnswer()) == ["w1"]
 
 
 def test_worker_without_the_plan_tells_the_next_one() -> None:
     driver = Driver(1, worker(2), state=running((0,)))
     driver.machine.hear(running((0,)))
     driver.carry_out()
-    assert driver.answer(Hear, Answer()) == ["w2"]
+    assert driver.answer(Hear, SupervisionAnswer()) == ["w2"]

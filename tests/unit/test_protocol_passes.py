@@ -17,7 +17,7 @@ from farcall.protocol.pass_instructions import (
     TellAll,
     TellRoot,
 )
-from farcall.protocol.passes import ROOT, PassMachine, State, UnexpectedGradient
+from farcall.protocol.passes import ROOT, PassMachine, PassState, UnexpectedGradient
 
 
 def machine_at(me: str, *, is_fast: bool = False, averages: bool = False) -> PassMachine:
@@ -83,7 +83,7 @@ def test_worker_that_averages_must_know_its_last_source_unless_it_has_only_the_r
     only_roots, others = machine_at("root", averages=True), machine_at("root", averages=True)
     only_roots.explored(False, has_sent=False)
     others.explored(False, has_sent=True)
-    assert (only_roots.state, others.state) == (State.ALONE, State.WAITING)
+    assert (only_roots.state, others.state) == (PassState.ALONE, PassState.WAITING)
     assert others.needs_survey
 
 

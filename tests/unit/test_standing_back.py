@@ -12,10 +12,10 @@ from patience import PATIENCE
 
 from farcall.runtime.threads import completion_batch
 from farcall.runtime.threads.executor import MAX_IN_A_ROW, Executor
-from farcall.transport.watch import Watch
+from farcall.transport.watch import PollingWatch
 
 
-class Blind(Watch):
+class Blind(PollingWatch):
     """Notices nothing: else the lead would pass when the machine is busy."""
 
     def begin(self) -> None:
@@ -43,7 +43,7 @@ class Leader:
 
     # The endpoint.
 
-    def new_watch(self) -> Watch:
+    def new_watch(self) -> PollingWatch:
         return Blind()
 
     def poll(self) -> Any:

@@ -15,7 +15,7 @@ from opentelemetry.semconv.schemas import Schemas
 from patience import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 
-from farcall.monitor import Answer, Silent, metrics
+from farcall.monitor import AskResult, SilentWorker, metrics
 from farcall.otel import recorder
 from farcall.runtime.inspection.reports import CallReport, MemberReport, WorkerReport
 
@@ -84,7 +84,7 @@ def member(name: str, unsent: int, received: int, lost: str = "") -> MemberRepor
     return MemberReport(name, 1, 2, "box", 11, (), "shm", 0, unsent, True, lost, received=received)
 
 
-ANSWER = Answer(
+ANSWER = AskResult(
     [
         report(
             role='a "role"',
@@ -96,7 +96,7 @@ ANSWER = Answer(
             references={"owned": 4},
         )
     ],
-    [Silent(99, "w3", "it does not answer", "sleeps")],
+    [SilentWorker(99, "w3", "it does not answer", "sleeps")],
 )
 
 
@@ -152,7 +152,7 @@ def test_names_follow_the_rules_of_prometheus() -> None:
 def test_metrics_are_served() -> None:
     asked = []
 
-    def ask() -> Answer:
+    def ask() -> AskResult:
         asked.append(1)
         return ANSWER
 

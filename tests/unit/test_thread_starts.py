@@ -21,7 +21,7 @@ from patience import PATIENCE
 import farcall
 from farcall import rpc
 from farcall.errors import FarcallError, LinkError, RendezvousTimeout
-from farcall.runtime.membership.store_probe import Search
+from farcall.runtime.membership.store_probe import StoreSearch
 from farcall.runtime.membership.stores import bounded
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.function_queue import FunctionQueue, max_threads_of
@@ -109,7 +109,7 @@ def test_the_search_for_a_store_says_that_there_is_no_thread(
 ) -> None:
     refused = none_for("farcall resolver")
     with pytest.raises(RendezvousTimeout, match=r"no thread for it: can't start new thread"):
-        Search("localhost", 1, 0.2, confined=True).find("")
+        StoreSearch("localhost", 1, 0.2, confined=True).find("")
     assert len(refused) > 1  # it tried again
 
 

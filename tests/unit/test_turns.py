@@ -1,4 +1,4 @@
-"""`Turns`: a few callers go on at once, and a slow one holds up the others for a while only."""
+"""`DialTurns`: a few callers go on at once, and a slow one holds up the others for a while only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 import pytest
 from patience import PATIENCE
 
-from farcall.transport.connect.turns import Turns
+from farcall.transport.connect.turns import DialTurns
 
 
 class Caller:
     """A thread that takes a turn, and keeps it until `end`."""
 
-    def __init__(self, turns: Turns, order: list[int], number: int, deadline: float) -> None:
+    def __init__(self, turns: DialTurns, order: list[int], number: int, deadline: float) -> None:
         self.has_begun = threading.Event()
         self._may_end = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(turns, order, number, deadline))
         self._thread.start()
 
-    def _run(self, turns: Turns, order: list[int], number: int, deadline: float) -> None:
+    def _run(self, turns: DialTurns, order: list[int], number: int, deadline: float) -> None:
         with turns.turn(deadline):
             order.append(number)
             self.has_begun.set()
@@ -35,7 +35,7 @@ class Caller:
 
 @contextmanager
 def calling(
-    turns: Turns, order: list[int], count: int, seconds: float = PATIENCE
+    turns: DialTurns, order: list[int], count: int, seconds: float = PATIENCE
 ) -> Iterator[list[Caller]]:
     """Start callers one after another: each has begun, or waits in the queue, before the next."""
     callers: list[Caller] = []
@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_no_more_than_so_many_go_on_at_once_and_in_order() -> None:
     order: list[int] = []
-    turns = Turns(3, PATIENCE)
+    turns = DialTurns(3, PATIENCE)
     with calling(turns, order, 8) as callers:
         wait_until(lambda: len(order) == 3)
         for ended, number in enumerate((1, 0, 3, 2, 4), start=1):
@@ -71,13 +71,13 @@ def test_no_more_than_so_many_go_on_at_once_and_in_order() -> None:
 
 def test_a_turn_that_takes_too_long_holds_up_no_other() -> None:
     order: list[int] = []
-    with calling(Turns(2, 0.05), order, 7):
+    with calling(DialTurns(2, 0.05), order, 7):
         wait_until(lambda: len(order) == 7)
 
 
 def test_a_caller_goes_on_at_its_deadline_without_a_turn() -> None:
     order: list[int] = []
-    turns = Turns(1, PATIENCE)
+    turns = DialTurns(1, PATIENCE)
     with calling(turns, order, 2), calling(turns, order, 1, seconds=0.05):
         wait_until(lambda: len(order) == 2)
         assert order == [0, 0]
@@ -85,7 +85,7 @@ def test_a_caller_goes_on_at_its_deadline_without_a_turn() -> None:
 
 def test_all_go_on_when_it_is_closed() -> None:
     order: list[int] = []
-    turns = Turns(1, PATIENCE)
+    turns = DialTurns(1, PATIENCE)
     with calling(turns, order, 5):
         turns.close()
         wait_until(lambda: len(order) == 5)
@@ -94,7 +94,7 @@ def test_all_go_on_when_it_is_closed() -> None:
 
 
 def test_an_error_ends_a_turn() -> None:
-    turns = Turns(1, PATIENCE)
+    turns = DialTurns(1, PATIENCE)
     for _ in range(3):
         with pytest.raises(KeyError), turns.turn(time.monotonic() + PATIENCE):
             raise KeyError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from farcall.actors.handles import Handle, actor, handle, spawn
-from farcall.actors.members import Member
+from farcall.actors.members import ObjectMember
 
-__all__ = ["Handle", "Member", "actor", "handle", "spawn"]
+__all__ = ["Handle", "ObjectMember", "actor", "handle", "spawn"]
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from farcall import rpc
-from farcall.actors.members import Member
+from farcall.actors.members import ObjectMember
 from farcall.objects import describe_value, use_value
 from farcall.rref import RRef, call_named
 from farcall.runtime.agent import Agent
@@ -136,12 +136,12 @@ class Handle(RRef[T]):
         made._class = None
         return made
 
-    def __getattr__(self, name: str) -> Member[..., Any]:
+    def __getattr__(self, name: str) -> ObjectMember[..., Any]:
         if name[:1] == "_":
             raise AttributeError(f"{name!r} is private to the object that the handle leads to")
         if name == "getdoc" and not hasattr(self._class, name):
             raise AttributeError("'getdoc' is what IPython calls on all objects, if they have it")
-        return Member(self, name)
+        return ObjectMember(self, name)
 
     def __dir__(self) -> list[str]:
         names = set(super().__dir__())

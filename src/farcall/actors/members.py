@@ -27,25 +27,25 @@ class _Handle(Protocol):
 
 
 class _OfTheMember:
-    """An attribute that members have by their names, and the class `Member` has not, or as it is.
+    """An attribute that members have by their names; `ObjectMember` has none, or one as it is.
 
     Args:
         read: what a member has.
         of_class: what the class has; None for nothing.
     """
 
-    def __init__(self, read: Callable[[Member[..., Any]], Any], of_class: str | None) -> None:
+    def __init__(self, read: Callable[[ObjectMember[..., Any]], Any], of_class: str | None) -> None:
         self._read = read
         self._of_class = of_class
 
-    def __get__(self, member: Member[..., Any] | None, owner: type[Any]) -> Any:
+    def __get__(self, member: ObjectMember[..., Any] | None, owner: type[Any]) -> Any:
         found = self._of_class if member is None else self._read(member)
         if found is None and member is None:
             raise AttributeError("it belongs to members, not to their class")
         return found
 
 
-def _signature_of(member: Member[..., Any]) -> inspect.Signature | None:
+def _signature_of(member: ObjectMember[..., Any]) -> inspect.Signature | None:
     """Return the parameters of the method; None where they are not known."""
     function = _function_of(member)
     try:
@@ -54,16 +54,16 @@ def _signature_of(member: Member[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _text_of(member: Member[..., Any]) -> str | None:
+def _text_of(member: ObjectMember[..., Any]) -> str | None:
     """Return the signature of the method, and its docstring."""
     function = _function_of(member)
     if function is None:
-        return Member.__doc__
+        return ObjectMember.__doc__
     signature = _signature_of(member) or "(...)"
     return f"{member._name}{signature}\n\n{inspect.getdoc(function) or ''}".rstrip()
 
 
-def _function_of(member: Member[..., Any]) -> Any:
+def _function_of(member: ObjectMember[..., Any]) -> Any:
     """Return the method, as if bound to an object, by its class; None for an attribute."""
     cls = member._handle._find_class()
     found = inspect.getattr_static(cls, member._name, None)
@@ -76,7 +76,7 @@ def _function_of(member: Member[..., Any]) -> Any:
 
 
 @methods_break_graphs
-class Member(Generic[P, R]):
+class ObjectMember(Generic[P, R]):
     """A method or an attribute of an object on another worker. Made by `Handle`s.
 
     `inspect.signature` and `help` tell of the method if its class can be imported here. They may
@@ -121,4 +121,4 @@ class Member(Generic[P, R]):
             raise
 
 
-Member.__doc__ = _OfTheMember(_text_of, Member.__doc__)  # type: ignore[assignment]
+ObjectMember.__doc__ = _OfTheMember(_text_of, ObjectMember.__doc__)  # type: ignore[assignment]

@@ -142,7 +142,7 @@ class Autograd:
             passes = [each for known in self._contexts for each in known.passes.values()]
         return sum(backward.ending is not None for backward in passes)
 
-    # Events from the agent; see `Gradients`.
+    # Events from the agent; see `DistributedGradients`.
 
     def send(
         self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False

@@ -9,7 +9,7 @@ from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.current import current_agent
 
 
-class Options(NamedTuple):
+class PassOptions(NamedTuple):
     """The options that were given at the root; the same at all workers of a pass."""
 
     id: int
@@ -27,13 +27,13 @@ def _runner() -> Any:
 @own_handler("a part of a backward pass", checks_itself=True)
 def prepare(context: int, options: tuple[Any, ...], number: int, live: list[int]) -> Any:
     """Note that, of the tensors sent with this number, those with these indices are used."""
-    return _runner().on_prepare(context, Options(*options), number, live)
+    return _runner().on_prepare(context, PassOptions(*options), number, live)
 
 
 @own_handler("a part of a backward pass", checks_itself=True)
 def survey(context: int, options: tuple[Any, ...]) -> Any:
     """Find out, at the root, which sources are live."""
-    return _runner().on_survey(context, Options(*options))
+    return _runner().on_survey(context, PassOptions(*options))
 
 
 @own_handler("the cause of a failed backward pass", checks_itself=True)
@@ -45,4 +45,4 @@ def cause(context: int, number: int) -> Any:
 @own_handler("the news of a failed backward pass", checks_itself=True)
 def abort(context: int, options: tuple[Any, ...], reason: str) -> None:
     """End a pass that has failed elsewhere."""
-    _runner().on_abort(context, Options(*options), reason)
+    _runner().on_abort(context, PassOptions(*options), reason)

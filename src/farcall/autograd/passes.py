@@ -22,12 +22,12 @@ from farcall.autograd import context_state, graph, handlers
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped, Ending, unused
 from farcall.autograd.graph import GraphReach
-from farcall.autograd.handlers import Options
+from farcall.autograd.handlers import PassOptions
 from farcall.autograd.nodes import ReceivedTensors, SentTensors, with_grad
 from farcall.autograd.ports import PassHome
 from farcall.autograd.shared_run import SharedRun
 from farcall.protocol import pass_instructions as do
-from farcall.protocol.passes import SURVEY, PassMachine, State, UnexpectedGradient
+from farcall.protocol.passes import SURVEY, PassMachine, PassState, UnexpectedGradient
 from farcall.runtime.calls.future import Future
 from farcall.runtime.context import CallContext, reset_context, set_context, waiting
 from farcall.runtime.membership.peers import Peer
@@ -58,7 +58,11 @@ class Pass:
     """
 
     def __init__(
-        self, runner: PassHome, context: Context, options: Options, roots: SentTensors | None = None
+        self,
+        runner: PassHome,
+        context: Context,
+        options: PassOptions,
+        roots: SentTensors | None = None,
     ) -> None:
         self.options = options
         self.ending = None if roots is None else Ending()
@@ -70,14 +74,11 @@ class Pass:
         self._lock = threading.Lock()
         self._arrival: threading.Condition | None = None  # when a run has to wait for gradients
         # Leaves' gradients, if other processes have replicas of some: until all are computed.
-        self._held: context_state.Gradients | None = (
-            {} if runner.replicas.involved(context) else None
-        )
+        is_replica = runner.replicas.involved(context)
+        self._held: context_state.Gradients | None = {} if is_replica else None
+        averages = self._held is not None
         self._machine = PassMachine(
-            self._agent.me.name,
-            options.root,
-            is_fast=options.fast,
-            averages=self._held is not None,
+            self._agent.me.name, options.root, is_fast=options.fast, averages=averages
         )
         # By number: those that are live, or have gradients.
         self._sources: dict[int, SentTensors] = {}
@@ -197,20 +198,20 @@ class Pass:
 
     def _explore(self) -> None:
         """Find out, once, whether sources can be run without knowing the others."""
-        if self._machine.state is not State.NEW:
+        if self._machine.state is not PassState.NEW:
             return
         roots = [] if self._roots is None else [self._roots]
         if not self.options.fast:
             everything, of_roots, is_shared = self._context.reach(self._roots)
             has_sent = self._held is None or bool(self._context.sources())
             with self._lock:
-                if self.error is None and self._machine.state is State.NEW:
+                if self.error is None and self._machine.state is PassState.NEW:
                     self._all, self._of_roots = everything, of_roots
                 self._machine.explored(is_shared, has_sent=has_sent)
             return
         sources = [*self._context.sources(), *roots]
         with self._lock:
-            if self._machine.state is State.NEW:
+            if self._machine.state is PassState.NEW:
                 self._sources = {source.number: source for source in sources}
                 reached = {
                     source.number: self._live.explore(source, range(len(source.edges)))
@@ -293,7 +294,7 @@ class Pass:
             with self._lock:
                 self._check()
                 source, gradients = self._sources[number], self._gradients.pop(number)
-                is_alone = machine.state is State.ALONE
+                is_alone = machine.state is PassState.ALONE
                 reach = self._alone(source, gradients) if is_alone else self._live
             sinks = reach.exploration.sinks[source]
             found = graph.run(source, gradients, sinks, **self._flags)

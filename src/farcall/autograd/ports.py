@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Dropped
-from farcall.autograd.handlers import Options
+from farcall.autograd.handlers import PassOptions
 from farcall.autograd.nodes import ReceivedTensors
 from farcall.autograd.replicas import Replicas
 from farcall.runtime.agent import Agent
@@ -66,7 +66,7 @@ class RunningPass(Protocol):
 class FailedPass(Protocol):
     """The part of a failed `passes.Pass` that others are told."""
 
-    options: Options
+    options: PassOptions
 
     @property
     def error(self) -> StoredError | Dropped | None:
@@ -88,17 +88,17 @@ class PassHome(Protocol):
         self,
         peer: Peer,
         context: Context,
-        options: Options,
+        options: PassOptions,
         number: int,
         credit: int,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> Link:
         """Send gradients, of tensors that a peer sent with this number, and credit of the pass."""
 
-    def give_back(self, context: Context, options: Options, credit: int, missing: int) -> None:
+    def give_back(self, context: Context, options: PassOptions, credit: int, missing: int) -> None:
         """Give credit of a pass back to its root."""
 
-    def tell_root(self, context: int, options: Options) -> None:
+    def tell_root(self, context: int, options: PassOptions) -> None:
         """Tell the root that the pass has failed here."""
 
     def tell_all(self, context: int, backward: FailedPass) -> None:

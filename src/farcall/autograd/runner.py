@@ -13,7 +13,7 @@ import torch
 from farcall.autograd import handlers
 from farcall.autograd.context_state import Context
 from farcall.autograd.ending import Ending
-from farcall.autograd.handlers import Options
+from farcall.autograd.handlers import PassOptions
 from farcall.autograd.nodes import SentTensors
 from farcall.autograd.passes import Pass
 from farcall.autograd.ports import FailedPass, Recorded
@@ -124,10 +124,10 @@ class Runner:
                 self.agent.coordinator.end(backward)
                 raise
 
-    def new_options(self, retain_graph: bool, create_graph: bool, fast: bool) -> Options:
+    def new_options(self, retain_graph: bool, create_graph: bool, fast: bool) -> PassOptions:
         """Return what all workers are told of a pass that begins here."""
         number = self._recorded.next_id()
-        return Options(number, retain_graph, create_graph, fast, self.agent.me.name)
+        return PassOptions(number, retain_graph, create_graph, fast, self.agent.me.name)
 
     def _wait(self, backward: Pass) -> None:
         """Wait until the pass is over everywhere."""
@@ -213,7 +213,7 @@ class Runner:
         self,
         peer: Peer,
         context: Context,
-        options: Options,
+        options: PassOptions,
         number: int,
         credit: int,
         gradients: Mapping[int, torch.Tensor | None],
@@ -238,11 +238,11 @@ class Runner:
             frame = Frame(message, 0, dumped.body, dumped.buffers)
             return self.agent.control.send(peer, frame, deadline)
 
-    def give_back(self, context: Context, options: Options, credit: int, missing: int) -> None:
+    def give_back(self, context: Context, options: PassOptions, credit: int, missing: int) -> None:
         """Give credit of a pass back to its root."""
         self._report(options.root, CreditReturned(context.id, options.id, credit, missing))
 
-    def tell_root(self, context: int, options: Options) -> None:
+    def tell_root(self, context: int, options: PassOptions) -> None:
         """Tell the root that the pass has failed here."""
         self._report(options.root, PassFailed(context, options.id))
 
@@ -267,7 +267,7 @@ class Runner:
     def _deliver(self, peer: Peer, frame: Frame) -> None:
         message = frame.message
         assert isinstance(message, Gradients)
-        options = Options(
+        options = PassOptions(
             message.backward,
             message.retain_graph,
             message.create_graph,
@@ -324,13 +324,15 @@ class Runner:
 
     # Calls of other workers; see `handlers`.
 
-    def on_prepare(self, context: int, options: Options, number: int, live: Sequence[int]) -> Any:
+    def on_prepare(
+        self, context: int, options: PassOptions, number: int, live: Sequence[int]
+    ) -> Any:
         """See `handlers.prepare`."""
         known = self._recorded.find(context)
         source = self._source(known, number)
         return Deferred(self._pass(known, options).prepare(source, live))
 
-    def on_survey(self, context: int, options: Options) -> Any:
+    def on_survey(self, context: int, options: PassOptions) -> Any:
         """See `handlers.survey`."""
         return Deferred(self._pass(self._recorded.find(context), options).survey())
 
@@ -343,13 +345,13 @@ class Runner:
         failed.set_exception(backward.error.error())
         return Deferred(failed)
 
-    def on_abort(self, context: int, options: Options, reason: str) -> None:
+    def on_abort(self, context: int, options: PassOptions, reason: str) -> None:
         """See `handlers.abort`."""
         known = self._recorded.get(context)
         if known is not None:
             self._pass(known, options).abort(Cancelled(reason))
 
-    def _pass(self, context: Context, options: Options) -> Pass:
+    def _pass(self, context: Context, options: PassOptions) -> Pass:
         with self._lock:
             found: Pass | None = context.passes.get(options.id)
             if found is None:

@@ -41,7 +41,7 @@ EVERYWHERE = ""
 FIRST_PORT, PORTS = 20000, 10000
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """A plan: the workers that this launcher starts, and the place where all of them meet.
 
     Attributes:
@@ -191,7 +191,7 @@ def launch(
         every = roles or [Role(NO_ROLE, workers or 1)]
         size = sum(role.size for role in every)
         places = places_in(Span(0, size, 0, size, 0), every, size, 1)
-        plan = Plan(places, [None] * size, Meeting(LOOPBACK, port or 0), hosts_store=True)
+        plan = LaunchPlan(places, [None] * size, Meeting(LOOPBACK, port or 0), hosts_store=True)
     more = {**_shared(plan, elastic=restarts > 0), **(_compat_variables() if compat else {})}
     rules = Rules(restarts, restart_delay, grace)
     context.exit(_run(plan, command, more, rules, log_dir))
@@ -199,7 +199,7 @@ def launch(
 
 def plan_for_hosts(
     hosts: Sequence[str], each: int, roles: Sequence[Role], address: str | None, port: int
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of a launcher that starts all workers by ssh."""
     every = roles or [Role(NO_ROLE, each * len(hosts))]
     size = sum(role.size for role in every)
@@ -211,12 +211,12 @@ def plan_for_hosts(
         places += places_in(span, every, size, len(hosts))
         at += [host] * span.size
     first = address or hosts[0].rpartition("@")[2]
-    return Plan(places, at, Meeting(first, port), hosts_store=True)
+    return LaunchPlan(places, at, Meeting(first, port), hosts_store=True)
 
 
 def plan_for_slurm(
     task: SlurmTask, each: int, roles: Sequence[Role], address: str | None, port: int | None
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of a launcher that is one task of srun."""
     total = sum(role.size for role in roles)
     if total % task.size:
@@ -229,11 +229,15 @@ def plan_for_slurm(
         address or task.first_host,
         FIRST_PORT + task.job % PORTS if port is None else port,
     )
-    return Plan(places, [None] * each, meeting, hosts_store=task.rank == 0)
+    return LaunchPlan(places, [None] * each, meeting, hosts_store=task.rank == 0)
 
 
 def _run(
-    plan: Plan, command: Sequence[str], more: dict[str, str], rules: Rules, folder: Path | None
+    plan: LaunchPlan,
+    command: Sequence[str],
+    more: dict[str, str],
+    rules: Rules,
+    folder: Path | None,
 ) -> int:
     # Where this is ignored, as a parent may hand it on, Linux keeps no exit codes of children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -263,7 +267,7 @@ def _run(
         output.close()
 
 
-def _shared(plan: Plan, *, elastic: bool) -> dict[str, str]:
+def _shared(plan: LaunchPlan, *, elastic: bool) -> dict[str, str]:
     """Return the variables that all workers have in common."""
     found = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_RUN_ID": secrets.token_hex(8)}
     if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ:

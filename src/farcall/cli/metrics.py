@@ -8,7 +8,7 @@ import click
 
 from farcall.cli.lazy import load
 from farcall.cli.options import group_option, timeout_option
-from farcall.monitor import Answer, ask_all
+from farcall.monitor import AskResult, ask_all
 
 
 @click.command()
@@ -39,6 +39,6 @@ def metrics(port: int | None, host: str, group: int | None, timeout: float) -> N
     thread.join()
 
 
-def _ask(group: int | None, timeout: float) -> Answer:
+def _ask(group: int | None, timeout: float) -> AskResult:
     answer = ask_all(timeout=timeout)
     return answer if group is None else answer.of_group(group)

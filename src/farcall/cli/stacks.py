@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farcall.cli.options import group_option, timeout_option
-from farcall.monitor import Answer, Silent, ask_all, explain
+from farcall.monitor import AskResult, SilentWorker, ask_all, explain
 from farcall.runtime.inspection.reports import CallReport, ThreadReport, WorkerReport
 from farcall.transport.connect.handshake_messages import printable
 
@@ -53,7 +53,7 @@ def stacks(workers: tuple[str, ...], group: int | None, timeout: float, everythi
         console.print(f"\nand {len(silent) - MOST_SAMPLED} others that do not answer")
 
 
-def _show_causes(console: Console, answer: Answer) -> None:
+def _show_causes(console: Console, answer: AskResult) -> None:
     causes = explain(answer)
     for cause in causes:
         console.print(Text(cause, style="bold yellow"))
@@ -99,7 +99,7 @@ def _told(call: CallReport) -> str:
     return f"{call.worker}{since}"
 
 
-def _show_sampled(console: Console, silent: Silent) -> None:
+def _show_sampled(console: Console, silent: SilentWorker) -> None:
     console.print()
     console.print(Text(f"{silent.name or 'a worker'} (pid {silent.pid}): {silent.why}", "bold red"))
     sampler = shutil.which("py-spy")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from farcall.cli.consoles import console_for_tables
 from farcall.cli.options import group_option, timeout_option
-from farcall.monitor import Answer, ask_all
+from farcall.monitor import AskResult, ask_all
 from farcall.runtime.inspection.reports import WorkerReport
 
 NONE_FOUND = (
@@ -67,12 +67,12 @@ def _seconds() -> Iterator[int]:
         time.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
 
-def _json(answer: Answer) -> str:
+def _json(answer: AskResult) -> str:
     plain = {"reports": answer.reports, "silent": [one._asdict() for one in answer.silent]}
     return msgspec.json.format(msgspec.json.encode(plain)).decode()
 
 
-def _ask(group: int | None, timeout: float) -> Answer:
+def _ask(group: int | None, timeout: float) -> AskResult:
     try:
         answer = ask_all(timeout=timeout)
         return answer if group is None else answer.of_group(group)
@@ -80,7 +80,7 @@ def _ask(group: int | None, timeout: float) -> Answer:
         raise click.ClickException(str(error)) from None
 
 
-def _shown(answer: Answer) -> Group | Text:
+def _shown(answer: AskResult) -> Group | Text:
     if not (answer.reports or answer.silent):
         return Text(NONE_FOUND)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -98,7 +98,7 @@ def _shown(answer: Answer) -> Group | Text:
     return Group(table, Text("\n".join(_versions(answer)), style="dim"))
 
 
-def _versions(answer: Answer) -> list[str]:
+def _versions(answer: AskResult) -> list[str]:
     """Return what the workers run, a line for each version, with the names if they differ."""
     running: dict[str, list[str]] = {}
     for report in answer.reports:

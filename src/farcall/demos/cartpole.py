@@ -29,7 +29,7 @@ DROPOUT = 0.6
 
 
 @dataclass(frozen=True)
-class Options:
+class CartpoleOptions:
     """The options of a run: two runs with equal options take the same actions."""
 
     observers: int
@@ -40,7 +40,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CartpoleProgress:
     """The state of a training run after an episode.
 
     Attributes:
@@ -79,7 +79,7 @@ def threshold() -> float:
     return reward
 
 
-class Policy(nn.Module):
+class PolicyNetwork(nn.Module):
     """Says how likely each action is: two layers, 4-128-2, with dropout between them."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Observer:
         self.env = gymnasium.make(ENVIRONMENT)
         self.env.reset(seed=seed)
 
-    def run_episode(self, agent_rref: rpc.RRef[Agent]) -> None:
+    def run_episode(self, agent_rref: rpc.RRef[CartpoleAgent]) -> None:
         """Plays until the pole falls or time is up, with two calls to the agent every step."""
         state, _ = self.env.reset()
         done = False
@@ -141,7 +141,7 @@ class Observer:
             done = terminated or truncated
 
 
-class Agent:
+class CartpoleAgent:
     """Owns the policy and improves it. Observers call its methods from their processes.
 
     Several observers call at once, each in a thread of its own here. They share only the policy,
@@ -149,10 +149,10 @@ class Agent:
     nothing to lock.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: CartpoleOptions) -> None:
         torch.manual_seed(options.seed)
         self.options = options
-        self.policy = Policy()
+        self.policy = PolicyNetwork()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=1e-2)
         self.running_reward = 0.0
         self.env_steps = 0
@@ -207,7 +207,7 @@ class Agent:
         loss.backward()
         self.optimizer.step()
 
-    def train(self) -> Iterator[Progress]:
+    def train(self) -> Iterator[CartpoleProgress]:
         """Plays and learns until the environment counts as solved. Yields after every episode."""
         start = time.perf_counter()
         for episode in range(1, self.options.max_episodes + 1):
@@ -222,7 +222,9 @@ class Agent:
         """Return whether the goal is met."""
         return self.running_reward > self.options.goal
 
-    def take_stock(self, played: list[Trajectory], episode: int, seconds: float) -> Progress:
+    def take_stock(
+        self, played: list[Trajectory], episode: int, seconds: float
+    ) -> CartpoleProgress:
         """Counts the episode just played, and clears the trajectories for the next one."""
         reward = min(sum(trajectory.rewards) for trajectory in played)
         steps = sum(len(trajectory.rewards) for trajectory in played)
@@ -231,7 +233,7 @@ class Agent:
         self.running_reward = 0.05 * reward + 0.95 * self.running_reward
         self.env_steps += steps
         self.calls += 2 * steps + len(played)
-        return Progress(
+        return CartpoleProgress(
             episode=episode,
             reward=reward,
             running_reward=self.running_reward,
@@ -242,7 +244,9 @@ class Agent:
         )
 
 
-def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[Progress]) -> None:
+def run_worker(
+    rank: int, options: CartpoleOptions, init_method: str, monitor: Monitor[CartpoleProgress]
+) -> None:
     """Run a process of the demo: rank 0 trains, the others wait for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(
@@ -252,7 +256,7 @@ def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[P
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method),
     )
     if rank == 0:
-        agent = Agent(options)
+        agent = CartpoleAgent(options)
         for observer_id in range(1, options.observers + 1):
             agent.add_observer(f"observer{observer_id}", observer_id)
         for progress in agent.train():

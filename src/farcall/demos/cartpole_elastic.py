@@ -11,16 +11,16 @@ import itertools
 from collections.abc import Iterator
 
 from farcall import rpc
-from farcall.demos.cartpole import Agent, Options, Trajectory
+from farcall.demos.cartpole import CartpoleAgent, CartpoleOptions, Trajectory
 from farcall.demos.elastic import Chaos
 
 ROLE = "observer"
 
 
-class ElasticAgent(Agent):
+class ElasticAgent(CartpoleAgent):
     """An agent that plays with all observers that are there."""
 
-    def __init__(self, options: Options, chaos: Chaos) -> None:
+    def __init__(self, options: CartpoleOptions, chaos: Chaos) -> None:
         super().__init__(options)
         self.chaos = chaos
         self.observer_ids = itertools.count(1)

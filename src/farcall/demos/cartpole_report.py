@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
 
-from farcall.demos.cartpole import Options, Progress
+from farcall.demos.cartpole import CartpoleOptions, CartpoleProgress
 from farcall.demos.display import View
 from farcall.demos.report import endured
 
 
 @dataclass(frozen=True)
-class Summary:
+class CartpoleSummary:
     """The outcome of a run.
 
     `outcome` is "solved", "unsolved" (the episodes ran out), "interrupted" or "failed". Rates are
@@ -31,7 +31,7 @@ class Summary:
     calls: int
     calls_per_second: float
     rewards: list[float]
-    options: Options
+    options: CartpoleOptions
     deaths: Mapping[str, int]
 
     def line(self) -> str:
@@ -50,11 +50,14 @@ class Summary:
 
 
 def summarise(
-    options: Options, history: list[Progress], outcome: str, deaths: Mapping[str, int]
-) -> Summary:
+    options: CartpoleOptions,
+    history: list[CartpoleProgress],
+    outcome: str,
+    deaths: Mapping[str, int],
+) -> CartpoleSummary:
     """Return the summary of a run that got as far as `history`, which may be empty."""
-    last = history[-1] if history else Progress(0, 0.0, 0.0, 0, 0, 0.0, False)
-    return Summary(
+    last = history[-1] if history else CartpoleProgress(0, 0.0, 0.0, 0, 0, 0.0, False)
+    return CartpoleSummary(
         outcome=outcome,
         solved=last.solved,
         episodes=last.episode,
@@ -70,7 +73,7 @@ def summarise(
     )
 
 
-def describe(progress: Progress, goal: float) -> str:
+def describe(progress: CartpoleProgress, goal: float) -> str:
     """Return one line on the state of the run, which fits a terminal of 80 columns."""
     return (
         f"episode {progress.episode:4d}  reward {progress.reward:3.0f}  "
@@ -80,7 +83,7 @@ def describe(progress: Progress, goal: float) -> str:
     )
 
 
-def view(goal: float, log_interval: int) -> View[Progress]:
+def view(goal: float, log_interval: int) -> View[CartpoleProgress]:
     """Return a bar that is full at the goal; a log line every `log_interval` episodes."""
     return View(
         describe=lambda progress: describe(progress, goal),
@@ -90,7 +93,7 @@ def view(goal: float, log_interval: int) -> View[Progress]:
     )
 
 
-def draw_rewards(history: list[Progress], title: str, goal: float) -> Figure:
+def draw_rewards(history: list[CartpoleProgress], title: str, goal: float) -> Figure:
     """Return the reward curve: reward and running reward by episode, and the goal."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -40,7 +40,7 @@ Parameters = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Options:
+class ParameterServerOptions:
     """The options of a run. Synchronous runs with equal options end with equal parameters."""
 
     mode: Literal["async", "sync"]
@@ -53,7 +53,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ParameterServerProgress:
     """The state of a training run.
 
     Attributes:
@@ -136,7 +136,7 @@ def accuracy_of(scores: Tensor, pictures: Pictures) -> float:
 class ParameterServer(ABC):
     """Owns the model. Trainers call its methods, several at once."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ParameterServerOptions) -> None:
         torch.manual_seed(options.seed)
         self.options = options
         self.model = make_model()
@@ -162,7 +162,7 @@ class ParameterServer(ABC):
 class Trainer(ABC):
     """Learns from its own pictures, batch by batch. Lives on its own worker."""
 
-    def __init__(self, rank: int, pictures: Pictures, options: Options) -> None:
+    def __init__(self, rank: int, pictures: Pictures, options: ParameterServerOptions) -> None:
         self.rank = rank
         self.pictures = pictures
         self.options = options
@@ -205,7 +205,7 @@ class Trainer(ABC):
 class AsyncServer(ParameterServer):
     """Has one optimizer, which all trainers use whenever they like."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ParameterServerOptions) -> None:
         super().__init__(options)
         self.optimizer = DistributedOptimizer(
             torch.optim.Adam,
@@ -227,7 +227,7 @@ class AsyncTrainer(Trainer):
         self,
         rank: int,
         pictures: Pictures,
-        options: Options,
+        options: ParameterServerOptions,
         server: rpc.RRef[AsyncServer],
         optimizer: DistributedOptimizer,
     ) -> None:
@@ -248,7 +248,7 @@ class AsyncTrainer(Trainer):
 class SyncServer(ParameterServer):
     """Changes the parameters when it has a gradient from every trainer. Thread-safe."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ParameterServerOptions) -> None:
         super().__init__(options)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate)
         self.lock = threading.Lock()
@@ -308,7 +308,11 @@ class SyncTrainer(Trainer):
     """Changes the parameters together with the other trainers."""
 
     def __init__(
-        self, rank: int, pictures: Pictures, options: Options, server: rpc.RRef[SyncServer]
+        self,
+        rank: int,
+        pictures: Pictures,
+        options: ParameterServerOptions,
+        server: rpc.RRef[SyncServer],
     ) -> None:
         super().__init__(rank, pictures, options)
         self.server = server
@@ -335,7 +339,7 @@ class SyncTrainer(Trainer):
 class Job:
     """A training job, run by the server: spreads the work, and measures what comes of it."""
 
-    def __init__(self, options: Options, training: Pictures, test: Pictures) -> None:
+    def __init__(self, options: ParameterServerOptions, training: Pictures, test: Pictures) -> None:
         self.sync = options.mode == "sync"
         self.server = SyncServer(options) if self.sync else AsyncServer(options)
         self.test = test
@@ -345,7 +349,7 @@ class Job:
             part = Pictures(*(whole[rank - 1 :: options.trainers] for whole in training))
             self.trainers.append(self.server.place_trainer(rank, part))
 
-    def train(self) -> Iterator[Progress]:
+    def train(self) -> Iterator[ParameterServerProgress]:
         """Lets all trainers work until they are done. Yields measurements meanwhile."""
         yield self.measure(0, 0.0)
         start = time.perf_counter()
@@ -360,11 +364,11 @@ class Job:
             if len(done) == len(calls):
                 return
 
-    def measure(self, number: int, seconds: float) -> Progress:
+    def measure(self, number: int, seconds: float) -> ParameterServerProgress:
         """Asks the trainers how far they are, and tests the model."""
         learnt = torch.futures.wait_all([trainer.rpc_async().learnt() for trainer in self.trainers])
         batches, images = zip(*learnt, strict=True)
-        return Progress(
+        return ParameterServerProgress(
             number=number,
             seconds=seconds,
             accuracy=self.server.accuracy(self.test),
@@ -379,7 +383,12 @@ class Job:
         torch.futures.wait_all([trainer.rpc_async().stop() for trainer in self.trainers])
 
 
-def run_worker(rank: int, options: Options, init_method: str, monitor: Monitor[Progress]) -> None:
+def run_worker(
+    rank: int,
+    options: ParameterServerOptions,
+    init_method: str,
+    monitor: Monitor[ParameterServerProgress],
+) -> None:
     """Run a process of the demo: rank 0 is the server, the others wait for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(

@@ -26,9 +26,9 @@ from farcall.demos.parameter_server import (
     MEASURE_SECONDS,
     AsyncServer,
     AsyncTrainer,
-    Options,
+    ParameterServerOptions,
+    ParameterServerProgress,
     Pictures,
-    Progress,
     accuracy_of,
     make_model,
 )
@@ -63,7 +63,7 @@ class ElasticTrainer(AsyncTrainer):
     """A trainer that outlives its server."""
 
     def __init__(
-        self, rank: int, pictures: Pictures, options: Options, server: FollowingRRef
+        self, rank: int, pictures: Pictures, options: ParameterServerOptions, server: FollowingRRef
     ) -> None:
         optimizer = server.rpc_sync(retry=SERVER_DEATHS).get_optimizer()
         super().__init__(rank, pictures, options, server, optimizer)
@@ -95,7 +95,9 @@ class Placed:
 class ElasticJob:
     """Gives work to each trainer that comes, and measures what comes of it."""
 
-    def __init__(self, options: Options, training: Pictures, test: Pictures, chaos: Chaos) -> None:
+    def __init__(
+        self, options: ParameterServerOptions, training: Pictures, test: Pictures, chaos: Chaos
+    ) -> None:
         self.options = options
         self.training = training
         self.test = test
@@ -137,7 +139,7 @@ class ElasticJob:
             self.errors.append(error)
             self.has_failed.set()
 
-    def train(self) -> Iterator[Progress]:
+    def train(self) -> Iterator[ParameterServerProgress]:
         """Trains until the goal is met after all deaths, or for all epochs. Yields measurements."""
         yield self.measure(0, 0.0)
         start = time.perf_counter()
@@ -157,7 +159,7 @@ class ElasticJob:
                     return
                 self.has_failed.wait(MEASURE_SECONDS)
 
-    def measure(self, number: int, seconds: float) -> Progress:
+    def measure(self, number: int, seconds: float) -> ParameterServerProgress:
         """Asks the trainers how far they are, and tests the parameters that the server has.
 
         Raises:
@@ -171,7 +173,7 @@ class ElasticJob:
         images = sum(one.images for one in placed)
         parameters = self.server.rpc_sync(retry=SERVER_DEATHS).fetch()
         scores = functional_call(self.model, parameters, self.test.images)
-        return Progress(
+        return ParameterServerProgress(
             number=number,
             seconds=seconds,
             accuracy=accuracy_of(scores, self.test),

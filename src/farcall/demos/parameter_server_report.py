@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass
 from matplotlib.figure import Figure
 
 from farcall.demos.display import View
-from farcall.demos.parameter_server import GOAL, Options, Progress
+from farcall.demos.parameter_server import GOAL, ParameterServerOptions, ParameterServerProgress
 from farcall.demos.report import endured
 
-NOTHING = Progress(number=0, seconds=0.0, accuracy=0.0, updates=0, images=0, epochs=0.0)
+NOTHING = ParameterServerProgress(
+    number=0, seconds=0.0, accuracy=0.0, updates=0, images=0, epochs=0.0
+)
 
 
 @dataclass(frozen=True)
-class Summary:
+class ParameterServerSummary:
     """The outcome of a run.
 
     `outcome` is "solved" (the goal is met at the end of the run), "unsolved", "interrupted" or
@@ -24,12 +26,12 @@ class Summary:
     """
 
     outcome: str
-    options: Options
-    history: list[Progress]
+    options: ParameterServerOptions
+    history: list[ParameterServerProgress]
     deaths: Mapping[str, int]
 
     @property
-    def last(self) -> Progress:
+    def last(self) -> ParameterServerProgress:
         """The last state of the run."""
         return self.history[-1] if self.history else NOTHING
 
@@ -77,7 +79,7 @@ class Summary:
         }
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: ParameterServerProgress) -> str:
     """Return one line on the state of the run, which fits a terminal of 80 columns."""
     return (
         f"epoch {progress.epochs:5.1f}  test accuracy {100 * progress.accuracy:5.1f} %  "
@@ -86,7 +88,7 @@ def describe(progress: Progress) -> str:
     )
 
 
-def view(options: Options, log_interval: int) -> View[Progress]:
+def view(options: ParameterServerOptions, log_interval: int) -> View[ParameterServerProgress]:
     """Make a bar that is full after all epochs; a log line per `log_interval` measurements."""
     return View(
         describe=describe,
@@ -96,7 +98,7 @@ def view(options: Options, log_interval: int) -> View[Progress]:
     )
 
 
-def chaos_view(log_interval: int) -> View[Progress]:
+def chaos_view(log_interval: int) -> View[ParameterServerProgress]:
     """Return a bar that is full at the goal, since training among deaths has no other end."""
     return View(
         describe=describe,
@@ -106,7 +108,7 @@ def chaos_view(log_interval: int) -> View[Progress]:
     )
 
 
-def draw_accuracy(history: list[Progress], title: str) -> Figure:
+def draw_accuracy(history: list[ParameterServerProgress], title: str) -> Figure:
     """Return the accuracy on the test pictures over time, and the goal."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

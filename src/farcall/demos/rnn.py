@@ -39,7 +39,7 @@ LARGEST_NORM = 0.5
 
 
 @dataclass(frozen=True)
-class Options:
+class RnnOptions:
     """The options of a run beside its text: equal options and texts give equal parameters."""
 
     epochs: int
@@ -60,7 +60,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RnnProgress:
     """The state of a training run after a batch.
 
     Attributes:
@@ -104,7 +104,7 @@ class Progress:
         """The share of the training time in which no worker computed, 0 to 1."""
         return max(0.0, 1 - self.computing / self.seconds) if self.seconds else 0.0
 
-    def after_batch(self, loss: float, words: int, seconds: float) -> Progress:
+    def after_batch(self, loss: float, words: int, seconds: float) -> RnnProgress:
         """Return the progress after one more batch: its words, and its mean loss in nats per word.
 
         Raises:
@@ -127,10 +127,10 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Job:
+class RnnJob:
     """The task of a run. `resume` is the checkpoint to go on from, `checkpoint` that to write."""
 
-    options: Options
+    options: RnnOptions
     corpus: Corpus
     checkpoint: Path
     resume: Path | None = None
@@ -186,10 +186,10 @@ class LanguageModel:
             part.rpc_sync().load_state_dict(states[name])
 
 
-class Trainer:
+class RnnTrainer:
     """Teaches a language model a text, batch by batch."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RnnJob) -> None:
         options, corpus = job.options, job.corpus
         self.job = job
         self.train_batches = batches(corpus.train, options.batch_size, options.bptt)
@@ -201,16 +201,16 @@ class Trainer:
         self.schedule = ExponentialLR(self.optimizer, options.decay)
         self.updating = Stopwatch()
         self.hidden: Hidden | None = None
-        self.results: list[Progress] = []
+        self.results: list[RnnProgress] = []
         self.progress = self.start_of(epoch=1)
         if job.resume is not None:
             self.load(job.resume)
 
-    def start_of(self, epoch: int) -> Progress:
+    def start_of(self, epoch: int) -> RnnProgress:
         """Return the progress when nothing of the epoch is done."""
-        return Progress(epoch, self.job.options.epochs, 0, len(self.train_batches))
+        return RnnProgress(epoch, self.job.options.epochs, 0, len(self.train_batches))
 
-    def train(self) -> Iterator[Progress]:
+    def train(self) -> Iterator[RnnProgress]:
         """Learns until all epochs are done. Yields after every batch, and after every epoch."""
         for epoch in range(self.progress.epoch, self.job.options.epochs + 1):
             if epoch > self.progress.epoch:
@@ -218,7 +218,7 @@ class Trainer:
             if self.progress.validation_loss is None:
                 yield from self.train_epoch()
 
-    def train_epoch(self) -> Iterator[Progress]:
+    def train_epoch(self) -> Iterator[RnnProgress]:
         """Goes on with the epoch until it is done, then validates and writes a checkpoint."""
         for words, targets in self.train_batches[self.progress.batch :]:
             start = time.perf_counter()
@@ -249,7 +249,7 @@ class Trainer:
         seconds = self.model.seconds_computed() + self.updating.take()
         self.progress = replace(self.progress, computing=self.progress.computing + seconds)
 
-    def validate(self) -> Iterator[Progress]:
+    def validate(self) -> Iterator[RnnProgress]:
         """Takes the loss on the validation part. Yields after every batch but the last."""
         self.model.set_training(False)
         loss_sum, count, hidden = 0.0, 0, None
@@ -291,8 +291,10 @@ class Trainer:
         self.schedule.load_state_dict(state["schedule"])
         self.hidden = state["hidden"]
         epochs = self.job.options.epochs
-        self.progress = replace(Progress(**state["progress"]), epochs=epochs)
-        self.results = [replace(Progress(**result), epochs=epochs) for result in state["results"]]
+        self.progress = replace(RnnProgress(**state["progress"]), epochs=epochs)
+        self.results = [
+            replace(RnnProgress(**result), epochs=epochs) for result in state["results"]
+        ]
 
 
 def batches(numbers: NDArray[np.int64], batch_size: int, bptt: int) -> list[tuple[Tensor, Tensor]]:
@@ -310,7 +312,7 @@ def batches(numbers: NDArray[np.int64], batch_size: int, bptt: int) -> list[tupl
     ]
 
 
-def run_worker(rank: int, job: Job, init_method: str, monitor: Monitor[Progress]) -> None:
+def run_worker(rank: int, job: RnnJob, init_method: str, monitor: Monitor[RnnProgress]) -> None:
     """Run a process of the demo: the trainer learns, `ps` waits for calls."""
     torch.set_num_threads(1)
     rpc.init_rpc(
@@ -320,7 +322,7 @@ def run_worker(rank: int, job: Job, init_method: str, monitor: Monitor[Progress]
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method),
     )
     if WORKERS[rank] == "trainer":
-        trainer = Trainer(job)
+        trainer = RnnTrainer(job)
         for progress in trainer.train():
             monitor.report(progress)
             if monitor.stop_requested():

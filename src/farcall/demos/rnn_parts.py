@@ -33,7 +33,7 @@ class Shape:
     seed: int
 
 
-class Part(nn.Module):
+class ModelPart(nn.Module):
     """A module that other workers use by reference."""
 
     def __init__(self, seed: int, dropout: float) -> None:
@@ -82,7 +82,7 @@ class Part(nn.Module):
         self.generator.set_state(state)
 
 
-class EmbeddingTable(Part):
+class EmbeddingTable(ModelPart):
     """Words to vectors."""
 
     def __init__(self, shape: Shape) -> None:
@@ -100,7 +100,7 @@ class EmbeddingTable(Part):
         return vectors
 
 
-class RecurrentLayers(Part):
+class RecurrentLayers(ModelPart):
     """The LSTM: from the words so far to a guess at the next."""
 
     def __init__(self, shape: Shape) -> None:
@@ -123,7 +123,7 @@ class RecurrentLayers(Part):
         return output, hidden
 
 
-class Decoder(Part):
+class Decoder(ModelPart):
     """Guesses to words, and at once to how wrong they are.
 
     The loss is taken here, where the probabilities are: they are the largest tensor of all, and

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from farcall.demos.corpus import Corpus
 from farcall.demos.display import View
-from farcall.demos.rnn import Options, Progress
+from farcall.demos.rnn import RnnOptions, RnnProgress
 
 LARGEST_LOSS = 700.0  # nats; e to the power of a bit more is no number any more
 
@@ -37,7 +37,7 @@ class EpochResult:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RnnSummary:
     """The outcome of a run.
 
     `outcome` is "finished", "interrupted" or "failed". `seconds` is the time spent in training
@@ -59,7 +59,7 @@ class Summary:
     validation_perplexity: float | None
     communication: float | None
     results: list[EpochResult]
-    options: Options
+    options: RnnOptions
 
     def line(self) -> str:
         """Return the one line that ends a run."""
@@ -79,7 +79,7 @@ class Summary:
         return {"demo": "rnn", **numbers.pop("options"), **numbers}
 
 
-def result_of(done: Progress) -> EpochResult:
+def result_of(done: RnnProgress) -> EpochResult:
     """Return the numbers of an epoch that is done."""
     assert done.validation_loss is not None
     return EpochResult(
@@ -94,12 +94,14 @@ def result_of(done: Progress) -> EpochResult:
     )
 
 
-def epochs_of(history: list[Progress]) -> list[Progress]:
+def epochs_of(history: list[RnnProgress]) -> list[RnnProgress]:
     """Return the last progress of each epoch in the history, in order."""
     return list({progress.epoch: progress for progress in history}.values())
 
 
-def summarise(options: Options, corpus: Corpus, history: list[Progress], outcome: str) -> Summary:
+def summarise(
+    options: RnnOptions, corpus: Corpus, history: list[RnnProgress], outcome: str
+) -> RnnSummary:
     """Return the summary of a run that got as far as `history`, which may be empty."""
     epochs = epochs_of(history)
     done = [progress for progress in epochs if progress.validation_loss is not None]
@@ -109,7 +111,7 @@ def summarise(options: Options, corpus: Corpus, history: list[Progress], outcome
     words = sum(progress.words for progress in epochs)
     measured = sum(progress.seconds for progress in done)
     computing = sum(progress.computing for progress in done)
-    return Summary(
+    return RnnSummary(
         outcome=outcome,
         source=corpus.source,
         train_words=len(corpus.train),
@@ -136,7 +138,7 @@ def describe_corpus(corpus: Corpus) -> str:
     )
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: RnnProgress) -> str:
     """Return one line on the state of the run, which fits a terminal of 80 columns."""
     epoch = f"epoch {progress.epoch:2d}/{progress.epochs}"
     if progress.validation_loss is not None:
@@ -157,7 +159,7 @@ def _loss(loss: float) -> str:
     return f"{loss:.2f} ppl {in_doubt:.{1 if in_doubt < 100 else 0}f}"
 
 
-def view(log_interval: int) -> View[Progress]:
+def view(log_interval: int) -> View[RnnProgress]:
     """Return a bar that is full after all epochs; a log line every `log_interval` batches."""
     return View(
         describe=describe,
@@ -170,7 +172,7 @@ def view(log_interval: int) -> View[Progress]:
     )
 
 
-def draw_losses(history: list[Progress], title: str, unigram_perplexity: float) -> Figure:
+def draw_losses(history: list[RnnProgress], title: str, unigram_perplexity: float) -> Figure:
     """Return the loss curve: every batch, and the epochs' training and validation losses."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

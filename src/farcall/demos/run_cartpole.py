@@ -16,7 +16,7 @@ EXIT_CODES = {"solved": 0, "failed": FAILED, "unsolved": 3, "interrupted": INTER
 EPISODES_BETWEEN_DEATHS = 3
 
 
-def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
+def run(options: cartpole.CartpoleOptions, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
     with open_display(view(options.goal, log_interval)) as display:
         training = Run(display.show, show_started=display.show_started)
@@ -25,7 +25,7 @@ def run(options: cartpole.Options, log_interval: int, out: Path) -> int:
 
 
 def run_elastic(
-    options: cartpole.Options, every: float, deaths: int, log_interval: int, out: Path
+    options: cartpole.CartpoleOptions, every: float, deaths: int, log_interval: int, out: Path
 ) -> int:
     """Run the same with observers that are killed."""
     unrest = Unrest(every, deaths, options.seed, work=EPISODES_BETWEEN_DEATHS)
@@ -43,8 +43,8 @@ def run_elastic(
 
 
 def report(
-    training: Training[cartpole.Progress],
-    options: cartpole.Options,
+    training: Training[cartpole.CartpoleProgress],
+    options: cartpole.CartpoleOptions,
     out: Path,
     deaths: Mapping[str, int],
 ) -> int:

@@ -12,7 +12,12 @@ from farcall.demos.display import open_display
 from farcall.demos.elastic import ElasticRun, Unrest
 from farcall.demos.launch import Run, Training
 from farcall.demos.parameter_server_chaos import SERVER, TRAINER, ElasticJob
-from farcall.demos.parameter_server_report import Summary, chaos_view, draw_accuracy, view
+from farcall.demos.parameter_server_report import (
+    ParameterServerSummary,
+    chaos_view,
+    draw_accuracy,
+    view,
+)
 from farcall.demos.report import FAILED, INTERRUPTED, print_end, write_report
 from farcall.torch_internals import path_of
 
@@ -23,7 +28,7 @@ if find_spec("sklearn") is None:  # the server imports it, in its own process
     raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
 
-def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
+def run(options: parameter_server.ParameterServerOptions, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
     with open_display(view(options, log_interval)) as display:
         training = Run(display.show, show_started=display.show_started)
@@ -32,7 +37,11 @@ def run(options: parameter_server.Options, log_interval: int, out: Path) -> int:
 
 
 def run_chaos(
-    options: parameter_server.Options, every: float, deaths: int, log_interval: int, out: Path
+    options: parameter_server.ParameterServerOptions,
+    every: float,
+    deaths: int,
+    log_interval: int,
+    out: Path,
 ) -> int:
     """Do the same while trainers are killed, and the server once, with the middle one of them."""
 
@@ -57,8 +66,8 @@ def run_chaos(
 
 
 def report(
-    training: Training[parameter_server.Progress],
-    options: parameter_server.Options,
+    training: Training[parameter_server.ParameterServerProgress],
+    options: parameter_server.ParameterServerOptions,
     out: Path,
     deaths: Mapping[str, int] = MappingProxyType({}),
     *,
@@ -71,7 +80,7 @@ def report(
     """
     history = training.history
     solved = counts and bool(history) and history[-1].accuracy > parameter_server.GOAL
-    summary = Summary(
+    summary = ParameterServerSummary(
         training.outcome("solved" if solved else "unsolved"), options, history, deaths
     )
     write_report(out, summary, {"accuracy": draw_accuracy(history, summary.line())})

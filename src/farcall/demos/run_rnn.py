@@ -19,7 +19,9 @@ GRACE_SECONDS = 30.0  # a batch of a large model takes a while, and then the che
 CHECKPOINT = "checkpoint.pt"
 
 
-def prepare(options: rnn.Options, data: Path | None, resume: Path | None, out: Path) -> rnn.Job:
+def prepare(
+    options: rnn.RnnOptions, data: Path | None, resume: Path | None, out: Path
+) -> rnn.RnnJob:
     """Reads the text, and checks it and the checkpoint, before anything is started.
 
     Raises:
@@ -37,10 +39,10 @@ def prepare(options: rnn.Options, data: Path | None, resume: Path | None, out: P
     if resume is not None:
         state = checkpoints.load(resume)
         checkpoints.check(resume, state, asdict(options), corpus.digest(), corpus.source)
-    return rnn.Job(options, corpus, out / CHECKPOINT, resume)
+    return rnn.RnnJob(options, corpus, out / CHECKPOINT, resume)
 
 
-def run(job: rnn.Job, log_interval: int, out: Path) -> int:
+def run(job: rnn.RnnJob, log_interval: int, out: Path) -> int:
     """Trains, prints the summary line, writes the report into `out`, returns the exit code."""
     options, corpus = job.options, job.corpus
     click.echo(describe_corpus(corpus))
@@ -59,6 +61,6 @@ def run(job: rnn.Job, log_interval: int, out: Path) -> int:
     return EXIT_CODES[outcome]
 
 
-def results_in(checkpoint: Path) -> list[rnn.Progress]:
+def results_in(checkpoint: Path) -> list[rnn.RnnProgress]:
     """Return the epochs that the checkpoint has behind it."""
-    return [rnn.Progress(**result) for result in checkpoints.load(checkpoint)["results"]]
+    return [rnn.RnnProgress(**result) for result in checkpoints.load(checkpoint)["results"]]

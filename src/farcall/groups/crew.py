@@ -22,7 +22,7 @@ from farcall.groups.endings import Endings
 from farcall.groups.joining import DRIVER, abort, join
 from farcall.groups.program import LEAVE, READY, Plan, main_of_this_process, threads_of_each
 from farcall.processes.exits import MemoryKills, in_words
-from farcall.processes.forkserver import KILL, WARM, Place, command
+from farcall.processes.forkserver import KILL, WARM, ChildDescriptors, command
 from farcall.processes.output import Output
 from farcall.runtime.agent import Agent
 from farcall.serde import add_note
@@ -53,7 +53,7 @@ class Crew:
         self._has_joined = False
         self._kills = MemoryKills()
         self._endings = Endings()
-        self._places: list[Place] = []
+        self._places: list[ChildDescriptors] = []
         self._workers: list[Connection] = []
         self._opened = contextlib.ExitStack()
         try:
@@ -123,7 +123,7 @@ class Crew:
             raise
         inherited.append(their_err)
         self._output.follow(name, out, err)
-        self._places.append(Place(name, their_out, their_err, inherited[-3]))
+        self._places.append(ChildDescriptors(name, their_out, their_err, inherited[-3]))
 
     def start(self) -> Agent:
         """Fork the workers and meet them; return the driver's agent, which is this process's own.

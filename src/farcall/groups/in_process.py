@@ -15,7 +15,7 @@ from farcall.autograd.autograd import Autograd
 from farcall.groups.joining import DRIVER, GENERATION, settings
 from farcall.ids import Worker
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
+from farcall.runtime.membership.endpoints import EndpointPlace, ListeningEndpoint
 from farcall.runtime.options.credential import Credential, Credentials
 from farcall.runtime.quirks import Quirks
 from farcall.runtime.start import start_agent
@@ -39,7 +39,7 @@ class _InProcessOptions(rpc.RpcBackendOptions):
 
     network: InprocNetwork
 
-    def open_endpoint(self, place: Place) -> ListeningEndpoint:
+    def open_endpoint(self, place: EndpointPlace) -> ListeningEndpoint:
         me = place.me
         worker = Worker(
             me.name, me.id, me.incarnation, host=me.host, pid=os.getpid(), strict=me.strict

@@ -9,7 +9,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from farcall import rpc
 from farcall.runtime.agent import Agent
-from farcall.runtime.membership.records import GATE, Gate
+from farcall.runtime.membership.records import GATE, GateOutcome
 from farcall.runtime.membership.signed_store import SignedStore
 from farcall.runtime.membership.signing import signer_of
 from farcall.runtime.options.timeouts import validate_timeout
@@ -66,6 +66,6 @@ def abort(store: Store, secret: bytes, reason: str) -> None:
         reason: what they are told.
     """
     prefix = f"farcall/{GENERATION}"
-    gate = Gate("aborted", DRIVER, reason)
+    gate = GateOutcome("aborted", DRIVER, reason)
     board = SignedStore(PrefixStore(prefix, store), prefix, signer_of(secret, None))
     board.settle("gate", GATE, gate)

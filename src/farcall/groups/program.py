@@ -23,7 +23,7 @@ import torch
 from farcall import rpc
 from farcall.groups.joining import join
 from farcall.processes.dying import end_with_parent
-from farcall.processes.forkserver import Place, import_path
+from farcall.processes.forkserver import ChildDescriptors, import_path
 
 READY = b"ready"
 LEAVE = b"leave"
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     threads: int | None
 
 
-def run(place: Place, plan: Plan, parent: int) -> None:
+def run(place: ChildDescriptors, plan: Plan, parent: int) -> None:
     """Be a worker until the driver says that it is over, or is gone.
 
     Args:
@@ -111,7 +111,7 @@ def _make_main(data: dict[str, Any]) -> None:
         process._inheriting = False
 
 
-def _print_to(place: Place) -> None:
+def _print_to(place: ChildDescriptors) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, target in ((nothing, 0), (place.out, 1), (place.err, 2)):
         os.dup2(descriptor, target)

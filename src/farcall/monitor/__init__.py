@@ -5,9 +5,18 @@ it finds those of the same user by itself, whatever their secrets are; others by
 with the secret or the certificates that a worker would use.
 """
 
-from farcall.monitor.asking import Answer, Silent, ask_all
+from farcall.monitor.asking import AskResult, SilentWorker, ask_all
 from farcall.monitor.checkup import Diagnosis, Pair, doctor
 from farcall.monitor.findings import Finding
 from farcall.monitor.hangs import explain
 
-__all__ = ["Answer", "Diagnosis", "Finding", "Pair", "Silent", "ask_all", "doctor", "explain"]
+__all__ = [
+    "AskResult",
+    "Diagnosis",
+    "Finding",
+    "Pair",
+    "SilentWorker",
+    "ask_all",
+    "doctor",
+    "explain",
+]

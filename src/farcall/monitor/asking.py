@@ -56,7 +56,7 @@ class _AsWorkers(NamedTuple):
     uses_machine_secret: bool = True
 
 
-class Silent(NamedTuple):
+class SilentWorker(NamedTuple):
     """A worker that did not answer.
 
     Attributes:
@@ -77,13 +77,13 @@ class Silent(NamedTuple):
         return not self.why.startswith(SILENT)
 
 
-class Answer(NamedTuple):
+class AskResult(NamedTuple):
     """The result of `ask_all`: workers that answered, by name, and those that did not."""
 
     reports: list[WorkerReport]
-    silent: list[Silent]
+    silent: list[SilentWorker]
 
-    def of_group(self, pid: int) -> Answer:
+    def of_group(self, pid: int) -> AskResult:
         """Return the reports on the group that a process of this machine is in."""
         pids, before = {pid}, 0
         while len(pids) > before:
@@ -95,10 +95,10 @@ class Answer(NamedTuple):
         reports = [one for one in self.reports if one.pid in pids]
         names = {member.name for report in reports for member in report.members}
         silent = [one for one in self.silent if (one.pid or one.name) in pids | names]
-        return Answer(reports, silent)
+        return AskResult(reports, silent)
 
 
-def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
+def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> AskResult:
     """Ask all workers that can be found what they do. Blocks the calling thread; thread-safe.
 
     Those of this user on this machine are found by the system; those of other machines are told by
@@ -117,7 +117,7 @@ def ask_all(*, stacks: bool = False, timeout: float = SECONDS) -> Answer:
     return ask_and_keep(stacks=stacks, timeout=timeout)[0]
 
 
-def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Contact]]:
+def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[AskResult, dict[int, Contact]]:
     """Ask as `ask_all` does; also return how answering workers are asked, by incarnation."""
     question = Question(stacks)
     if not 0 < timeout < float("inf"):
@@ -144,13 +144,13 @@ def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Con
         told = ask(ways)
     told_names = {member.pid: member.name for report in reports for member in report.members}
     silent = [
-        Silent(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
+        SilentWorker(one.pid, told_names.get(one.pid, ""), answer, state_of(one.pid))
         for one, answer in zip(found, near, strict=True)
         if isinstance(answer, str)
     ]
     for member, answer in zip(far, told, strict=True):
         if isinstance(answer, str):
-            silent.append(Silent(0, member.name, answer, ""))
+            silent.append(SilentWorker(0, member.name, answer, ""))
         else:
             reports.append(answer)
     kept = {
@@ -158,7 +158,7 @@ def ask_and_keep(*, stacks: bool, timeout: float) -> tuple[Answer, dict[int, Con
         for contact, answer in zip(contacts, [*near, *told], strict=True)
         if isinstance(answer, WorkerReport)
     }
-    return Answer(sorted(reports, key=lambda one: (one.id, one.name)), silent), kept
+    return AskResult(sorted(reports, key=lambda one: (one.id, one.name)), silent), kept
 
 
 def credentials_of_this_process() -> LinkCredentials:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from farcall.monitor import installation, machine
-from farcall.monitor.asking import SECONDS, Answer, Contact, ask_and_keep, ask_one
+from farcall.monitor.asking import SECONDS, AskResult, Contact, ask_and_keep, ask_one
 from farcall.monitor.findings import LEVELS, Finding, fine
 from farcall.monitor.hangs import explain
 from farcall.monitor.hearing import Hearing
@@ -114,7 +114,7 @@ def _rank(finding: Finding) -> int:
 
 
 def _measured(
-    answer: Answer, contacts: dict[int, Contact], pairs: list[Pair], seconds: float
+    answer: AskResult, contacts: dict[int, Contact], pairs: list[Pair], seconds: float
 ) -> tuple[list[Pair], str]:
     """Return the pairs with their measurements, and why these are not all."""
     callers = {report.name: report for report in answer.reports}
@@ -135,7 +135,7 @@ def _measured(
     return found, f"{left} paths: the {seconds:g} s were over" if left else ""
 
 
-def of_group(answer: Answer, asked: float, answered: float) -> Iterator[Finding]:
+def of_group(answer: AskResult, asked: float, answered: float) -> Iterator[Finding]:
     """Yield what there is to say of workers, each by itself.
 
     Args:
@@ -189,7 +189,7 @@ def of_group(answer: Answer, asked: float, answered: float) -> Iterator[Finding]
                 )
 
 
-def of_pairs(pairs: list[Pair], answer: Answer) -> Iterator[Finding]:
+def of_pairs(pairs: list[Pair], answer: AskResult) -> Iterator[Finding]:
     """Yield what there is to say of the paths between workers."""
     hosts = {report.name: report.host for report in answer.reports}
     reasons: dict[str, list[str]] = {}

@@ -24,7 +24,7 @@ STATES = {
 }
 
 
-class Found(NamedTuple):
+class FoundProcess(NamedTuple):
     """A process that listens.
 
     Attributes:
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     urls: tuple[str, ...]
 
 
-def workers_here() -> list[Found]:
+def workers_here() -> list[FoundProcess]:
     """Return the workers of this user on this machine. Thread-safe."""
     listening: dict[str, list[str]] = {}
     with suppress(OSError):
@@ -51,7 +51,7 @@ def workers_here() -> list[Found]:
     for pid in _processes():
         # A child that was forked has the descriptor, too: the worker is the oldest.
         for socket in _sockets(pid) & listening.keys():
-            found.append(Found(pid, tuple(dict.fromkeys(listening.pop(socket)))))
+            found.append(FoundProcess(pid, tuple(dict.fromkeys(listening.pop(socket)))))
     return found
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from farcall.monitor.asking import Answer, Silent
+from farcall.monitor.asking import AskResult, SilentWorker
 from farcall.monitor.finding import busy_threads, descriptors_of
 from farcall.runtime.inspection.reports import (
     ARRIVAL,
@@ -54,7 +54,7 @@ class _Chain(NamedTuple):
         return _age(self.steps[0].call)
 
 
-def explain(answer: Answer) -> list[str]:
+def explain(answer: AskResult) -> list[str]:
     """Return what hangs, a sentence each, the likeliest causes first; nothing if nothing does.
 
     Args:
@@ -91,7 +91,7 @@ def explain(answer: Answer) -> list[str]:
     return list(dict.fromkeys(lines + blocked + waiting))
 
 
-def _of_loops(answer: Answer, *, waits: bool) -> list[str]:
+def _of_loops(answer: AskResult, *, waits: bool) -> list[str]:
     """Return a sentence about each event loop that holds up coroutines, the longest first.
 
     Args:
@@ -138,7 +138,7 @@ class _Node:
 class _Graph:
     """The graph of waits between workers, by the numbers of calls."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: AskResult) -> None:
         self._nodes = {report.name: _Node(report) for report in answer.reports}
         self._silent = {one.name: one for one in answer.silent}
 
@@ -210,7 +210,7 @@ def _is_of_gathering(chain: _Chain) -> bool:
     return len(chain.steps) == 1 and chain.end == _NOT_COME
 
 
-def _of_gathering(gathering: GatheringReport, answer: Answer) -> str:
+def _of_gathering(gathering: GatheringReport, answer: AskResult) -> str:
     reports = {report.name: report for report in answer.reports}
     text = (
         f"{_names(gathering.come)} in {gathering.what} since {gathering.seconds:.0f} s, which "
@@ -226,7 +226,7 @@ def _of_gathering(gathering: GatheringReport, answer: Answer) -> str:
     return text
 
 
-def _of_silent(silent: Silent, waiting: int) -> str:
+def _of_silent(silent: SilentWorker, waiting: int) -> str:
     name = silent.name or "a worker"
     where = f" (pid {silent.pid})" if silent.pid else ""
     if silent.refuses:
@@ -247,7 +247,7 @@ def _of_silent(silent: Silent, waiting: int) -> str:
     return text + (f"; calls that wait for it: {waiting}" if waiting else "")
 
 
-def _of_group(report: WorkerReport, answer: Answer) -> Iterator[str]:
+def _of_group(report: WorkerReport, answer: AskResult) -> Iterator[str]:
     if report.state == "starts" and report.age >= LONG:
         others = [one.name for one in answer.reports if one.state == "starts" and one != report]
         here = f"; also there: {', '.join(others)}" if others else ""

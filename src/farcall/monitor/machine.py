@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farcall.errors import LinkError, RendezvousError
 from farcall.monitor.findings import Finding, fine, size
-from farcall.runtime.membership.store_probe import Search
+from farcall.runtime.membership.store_probe import StoreSearch
 from farcall.threads import FarcallThread
 from farcall.transport.connect.addresses import (
     ALL,
@@ -140,7 +140,7 @@ def _store() -> Iterator[Finding]:
         )
         return
     try:
-        Search(host, int(port), STORE_SECONDS, confined=False).find("")
+        StoreSearch(host, int(port), STORE_SECONDS, confined=False).find("")
         yield fine("store", f"a store answers at {host}:{port} (MASTER_ADDR, MASTER_PORT)")
     except (RendezvousError, OSError) as error:
         yield Finding(

@@ -19,14 +19,14 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from None
 
-from farcall.monitor.asking import Answer, ask_all
+from farcall.monitor.asking import AskResult, ask_all
 from farcall.runtime.inspection.reports import WorkerReport
 
 _STATES = ("runs", "is queued", "waits for its future")  # of calls that are served
 _Sample = tuple[list[str], float]
 
 
-def text(answer: Answer) -> str:
+def text(answer: AskResult) -> str:
     """Return the state of workers in the text format of Prometheus.
 
     Args:
@@ -35,7 +35,7 @@ def text(answer: Answer) -> str:
     return generate_latest(registry(lambda: answer)).decode()
 
 
-def registry(ask: Callable[[], Answer] = ask_all) -> CollectorRegistry:
+def registry(ask: Callable[[], AskResult] = ask_all) -> CollectorRegistry:
     """Return what `prometheus_client.start_http_server` and others serve metrics from.
 
     Args:
@@ -47,7 +47,7 @@ def registry(ask: Callable[[], Answer] = ask_all) -> CollectorRegistry:
 
 
 def serve(
-    port: int, host: str = "127.0.0.1", ask: Callable[[], Answer] = ask_all
+    port: int, host: str = "127.0.0.1", ask: Callable[[], AskResult] = ask_all
 ) -> tuple[WSGIServer, threading.Thread]:
     """Serve the metrics at http://host:port/metrics, by a thread that is a daemon.
 
@@ -67,7 +67,7 @@ def serve(
 class _Workers(Collector):
     """The metrics of workers, made anew for each scrape."""
 
-    def __init__(self, ask: Callable[[], Answer]) -> None:
+    def __init__(self, ask: Callable[[], AskResult]) -> None:
         self._ask = ask
 
     def describe(self) -> Iterable[Metric]:

@@ -19,7 +19,7 @@ R = TypeVar("R")
 CALLED_HERE = frozenset(("step", "norms", "scale"))
 
 
-class Call(Protocol):
+class OwnerCall(Protocol):
     """A call to an owner."""
 
     is_here: bool  # it is no message: it works in this thread
@@ -31,7 +31,7 @@ class Call(Protocol):
         """Make it: a future of its value."""
 
 
-def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Exception]]:
+def attempt(calls: Mapping[str, OwnerCall]) -> tuple[dict[str, Any], dict[str, Exception]]:
     """Make calls to owners, and wait for all of them: results and errors, by owner.
 
     The calling thread does its own part while the others work. Of those it waits for one by itself:
@@ -73,7 +73,7 @@ def attempt(calls: Mapping[str, Call]) -> tuple[dict[str, Any], dict[str, Except
     return results, failures
 
 
-def gather(what: str, calls: Mapping[str, Call]) -> dict[str, Any]:
+def gather(what: str, calls: Mapping[str, OwnerCall]) -> dict[str, Any]:
     """Return the results of `attempt`.
 
     Args:
@@ -121,7 +121,7 @@ class Owners:
         """Call a method of some parts, each with arguments of its own."""
         return gather(what, self.calls(method, args))
 
-    def calls(self, method: str, args: Mapping[str, Sequence[Any]]) -> dict[str, Call]:
+    def calls(self, method: str, args: Mapping[str, Sequence[Any]]) -> dict[str, OwnerCall]:
         """Return functions that call a method of some parts."""
         return {owner: _PartCall(self.parts[owner], method, own) for owner, own in args.items()}
 

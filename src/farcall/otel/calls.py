@@ -20,7 +20,7 @@ from farcall.otel.recorder import (
     SYSTEM,
     UNKNOWN,
     WORKER,
-    Recorded,
+    RecordedSpan,
     Recorder,
     carrier,
     context_from,
@@ -56,7 +56,7 @@ def instrument(replacements: Replacements, recorder: Recorder) -> None:
 
 def _begin(
     recorder: Recorder, agent: Agent, to: Any, function: Any, args: Sequence[Any]
-) -> Recorded:
+) -> RecordedSpan:
     peer = agent.directory.known(to)
     asked = to.name if isinstance(to, WorkerInfo) else str(to)
     attributes = {
@@ -126,7 +126,7 @@ def _recorded_async(recorder: Recorder, original: Callable[..., Any]) -> Callabl
     return call
 
 
-def _end_with(made: Recorded, future: Any) -> None:
+def _end_with(made: RecordedSpan, future: Any) -> None:
     if future._failed is not None:
         made.fail(future._failed.error())
     made.end()

@@ -13,10 +13,10 @@ from typing import Any
 from opentelemetry.context import attach, detach, get_current, get_value, set_value
 from opentelemetry.trace import SpanKind
 
-from farcall.autograd.handlers import Options
+from farcall.autograd.handlers import PassOptions
 from farcall.autograd.passes import Pass
 from farcall.autograd.runner import Runner
-from farcall.otel.recorder import PEER, WORKER, Recorded, Recorder, carrier, context_from
+from farcall.otel.recorder import PEER, WORKER, RecordedSpan, Recorder, carrier, context_from
 from farcall.otel.replacements import Replacements
 from farcall.runtime.membership.peers import Peer
 from farcall.wire.frames import Frame
@@ -35,7 +35,7 @@ def instrument(replacements: Replacements, recorder: Recorder) -> None:
     replacements.replace(Pass, "fail", _with_error)
 
 
-def _within(recorded: Recorded, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _within(recorded: RecordedSpan, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function inside a span."""
     token = attach(set_value(_KEY, recorded, recorded.context))
     try:
@@ -60,9 +60,9 @@ def _recorded_root(recorder: Recorder, original: Callable[..., None]) -> Callabl
     return backward
 
 
-def _with_trace(original: Callable[..., Options]) -> Callable[..., Options]:
+def _with_trace(original: Callable[..., PassOptions]) -> Callable[..., PassOptions]:
     @wraps(original)
-    def new_options(runner: Runner, *args: Any, **kwargs: Any) -> Options:
+    def new_options(runner: Runner, *args: Any, **kwargs: Any) -> PassOptions:
         return original(runner, *args, **kwargs)._replace(trace=carrier())
 
     return new_options
@@ -94,7 +94,7 @@ def _with_error(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def fail(run: Pass, error: BaseException) -> None:
         part = get_value(_KEY)
-        if isinstance(part, Recorded):
+        if isinstance(part, RecordedSpan):
             part.fail(error)
         original(run, error)
 

@@ -39,7 +39,7 @@ class Instruments(NamedTuple):
     sent: Counter
 
 
-class Recorded:
+class RecordedSpan:
     """A span, and the duration that is recorded when it ends. Used by one thread at a time.
 
     Attributes:
@@ -132,7 +132,7 @@ class Recorder:
         duration: Histogram | None = None,
         keys: tuple[str, ...] = (),
         context: Context | None = None,
-    ) -> Recorded:
+    ) -> RecordedSpan:
         """Begin a span.
 
         Args:
@@ -143,7 +143,7 @@ class Recorder:
         """
         span = self._tracer.start_span(name, context, kind, attributes)
         measured = {key: attributes[key] for key in keys}
-        return Recorded(span, context or Context(), duration, measured)
+        return RecordedSpan(span, context or Context(), duration, measured)
 
 
 def context_from(carrier: Mapping[str, str]) -> Context:

@@ -28,7 +28,7 @@ WARM = b"warm"
 KILL = b"kill"
 
 
-class Place(NamedTuple):
+class ChildDescriptors(NamedTuple):
     """The descriptors of a child: where it prints to, and its end of the driver's connection."""
 
     name: str
@@ -175,7 +175,7 @@ def _readable(descriptors: list[int], seconds: float | None = None) -> set[int]:
     return {one for one, _ in poller.poll(None if seconds is None else seconds * 1000)}
 
 
-def _keep_only(place: Place, places: list[Place], others: list[int]) -> None:
+def _keep_only(place: ChildDescriptors, places: list[ChildDescriptors], others: list[int]) -> None:
     for other in places:
         if other is not place:
             _close(other)
@@ -183,7 +183,7 @@ def _keep_only(place: Place, places: list[Place], others: list[int]) -> None:
         os.close(descriptor)
 
 
-def _close(place: Place) -> None:
+def _close(place: ChildDescriptors) -> None:
     for descriptor in (place.out, place.err, place.connection):
         os.close(descriptor)
 

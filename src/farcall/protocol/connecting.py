@@ -84,7 +84,7 @@ PROOF_SECONDS, PROOF_SHARE = 1.0, 1 / 20
 HANDSHAKE_SECONDS = 20.0
 
 
-class Failure(Enum):
+class DialFailure(Enum):
     """The reason why an address gave no link."""
 
     ABSENT = auto()  # the worker is not there: the host says so, or the process that answers there
@@ -134,7 +134,7 @@ class Pause(NamedTuple):
     until: float
 
 
-class Wait(NamedTuple):
+class WaitForDialler(NamedTuple):
     """Another caller dials: say `woke` when that one has ended, or then."""
 
     until: float
@@ -160,7 +160,7 @@ class Dead(NamedTuple):
     seconds: float = 0.0
 
 
-Instruction = Try | Talk | Pause | Wait | Linked | Late | Dead
+Instruction = Try | Talk | Pause | WaitForDialler | Linked | Late | Dead
 
 
 class State(Enum):
@@ -206,7 +206,7 @@ class Connecting:
         self._until = 0.0
         # Of the round.
         self._index = 0
-        self._failures: list[Failure] = []
+        self._failures: list[DialFailure] = []
         self._round_silent = 0.0
         self._counts = False  # the last round counted as silence, and so does the pause after it
 
@@ -227,7 +227,7 @@ class Connecting:
             return Late()
         if self._dialler is not None or deadline < max(self._waiting.values(), default=0.0):
             self._waiting[caller] = deadline
-            return Wait(deadline)
+            return WaitForDialler(deadline)
         self._waiting.pop(caller, None)
         self._dialler = caller
         self._deadline = deadline
@@ -254,7 +254,7 @@ class Connecting:
             until = self._deadline
         return Talk(until)
 
-    def failed(self, now: float, failure: Failure, jitter: float) -> Instruction:
+    def failed(self, now: float, failure: DialFailure, jitter: float) -> Instruction:
         """Hear that the address has given no link.
 
         Args:
@@ -263,9 +263,9 @@ class Connecting:
         self._failures.append(failure)
         self._note_silence(now, failure)
         if self._addresses[self._index].is_exclusive:
-            if failure is Failure.REFUSED:
+            if failure is DialFailure.REFUSED:
                 return self._die(Cause.REFUSED)
-            if failure is Failure.HANDSHAKE_UNFINISHED:
+            if failure is DialFailure.HANDSHAKE_UNFINISHED:
                 return self._end_round(now, jitter)
         if self._left == 1:
             return self._end_round(now, jitter)
@@ -314,9 +314,9 @@ class Connecting:
     def _end_round(self, now: float, jitter: float) -> Instruction:
         self._settle_silence()
         failures = set(self._failures)
-        if failures == {Failure.ABSENT}:
+        if failures == {DialFailure.ABSENT}:
             return self._die(Cause.ABSENT)
-        if failures <= {Failure.ABSENT, Failure.REFUSED}:
+        if failures <= {DialFailure.ABSENT, DialFailure.REFUSED}:
             return self._die(Cause.REFUSED)
         if 0 < self._dead_after <= self.silent and self._rounds >= FEWEST_ROUNDS:
             return self._die(Cause.SILENT)
@@ -346,21 +346,26 @@ class Connecting:
 
     # Silence.
 
-    def _note_silence(self, now: float, failure: Failure) -> None:
+    def _note_silence(self, now: float, failure: DialFailure) -> None:
         """Add what the attempt at this address says."""
         given = self._until - self._began
-        if failure is Failure.NO_ANSWER or (failure is Failure.TIMED_OUT and given >= self._proof):
+        if failure is DialFailure.NO_ANSWER or (
+            failure is DialFailure.TIMED_OUT and given >= self._proof
+        ):
             self._round_silent += min(now - self._began, given)
-        elif failure is Failure.HANDSHAKE_UNFINISHED:
+        elif failure is DialFailure.HANDSHAKE_UNFINISHED:
             self.silent, self._rounds = 0.0, 0  # even if the round is not finished, either
-        elif failure is Failure.TIMED_OUT:
-            self._failures[-1] = Failure.OF_THIS_MACHINE  # the time was ours
+        elif failure is DialFailure.TIMED_OUT:
+            self._failures[-1] = DialFailure.OF_THIS_MACHINE  # the time was ours
 
     def _settle_silence(self) -> None:
         """Add what the round says."""
         failures = set(self._failures)
-        is_silent = bool(failures & {Failure.NO_ANSWER, Failure.TIMED_OUT})
-        if is_silent and not failures & {Failure.OF_THIS_MACHINE, Failure.HANDSHAKE_UNFINISHED}:
+        is_silent = bool(failures & {DialFailure.NO_ANSWER, DialFailure.TIMED_OUT})
+        if is_silent and not failures & {
+            DialFailure.OF_THIS_MACHINE,
+            DialFailure.HANDSHAKE_UNFINISHED,
+        }:
             self._counts = True
             self.silent += self._round_silent
             self._rounds += 1

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 from farcall.protocol.leading import AGAIN_SECONDS, Leading
-from farcall.protocol.standing import Answer, Edition, Keeper, State, Term
+from farcall.protocol.standing import Edition, Keeper, SupervisionAnswer, SupervisionState, Term
 from farcall.protocol.succession import Editions, KeptSnapshots, successor
 from farcall.protocol.supervision_instructions import (
     Adopt,
@@ -65,7 +65,7 @@ class Knowledge:
 
     def __init__(
         self,
-        state: State,
+        state: SupervisionState,
         around: Surroundings,
         snapshots: KeptSnapshots[Any],
         editions: Editions[Any],
@@ -100,8 +100,12 @@ class Knowledge:
         self._lead(plan, is_first=True).look()
 
     def hear(
-        self, state: State, plan: SupervisionPlan | None = None, *, passes_on: bool = False
-    ) -> Answer:
+        self,
+        state: SupervisionState,
+        plan: SupervisionPlan | None = None,
+        *,
+        passes_on: bool = False,
+    ) -> SupervisionAnswer:
         """Hear how the supervision is, and how it is to be. Only newer states count.
 
         Args:
@@ -124,10 +128,10 @@ class Knowledge:
         self._has_ended = known.is_over
         self._after(0.0, self.look)
         if known.order > state.order:
-            return Answer(other=known)
-        return Answer(missing=tuple(self._editions.missing(known, self._around.me.name)))
+            return SupervisionAnswer(other=known)
+        return SupervisionAnswer(missing=tuple(self._editions.missing(known, self._around.me.name)))
 
-    def adopt(self, state: State, plan: SupervisionPlan) -> Answer:
+    def adopt(self, state: SupervisionState, plan: SupervisionPlan) -> SupervisionAnswer:
         """Hear of a state and keep the plan.
 
         This worker takes over even if the supervisor dies before it has told of its new keeper.
@@ -137,7 +141,7 @@ class Knowledge:
 
     # Children that live here.
 
-    def make(self, child: int, edition: Edition, made: Any, state: State) -> bool:
+    def make(self, child: int, edition: Edition, made: Any, state: SupervisionState) -> bool:
         """Hear that a child is to be made here; return whether it counts.
 
         Args:
@@ -208,7 +212,9 @@ class Knowledge:
         )
         return self.leading
 
-    def _publish(self, plan: SupervisionPlan, state: State, passes_on: bool) -> Answer:
+    def _publish(
+        self, plan: SupervisionPlan, state: SupervisionState, passes_on: bool
+    ) -> SupervisionAnswer:
         return self.hear(state, plan, passes_on=passes_on)
 
     def _retire(self) -> None:
@@ -247,7 +253,7 @@ class Knowledge:
                 self._ask(peer.name, AskState(state.names[0]), self._on_state)
                 self._tell_successor(peer, state, is_bare=False)
 
-    def _tell_successor(self, to: Present, state: State, *, is_bare: bool) -> None:
+    def _tell_successor(self, to: Present, state: SupervisionState, *, is_bare: bool) -> None:
         question: Question = Hear(state, is_bare)
         if self.plan is not None:
             question = Adopt(self.plan, state, is_bare)
@@ -255,7 +261,7 @@ class Knowledge:
         self._ask(to.name, question, done)
 
     def _successor_told(
-        self, to: Present, state: State, was_bare: bool, has_plan: bool, answer: Any
+        self, to: Present, state: SupervisionState, was_bare: bool, has_plan: bool, answer: Any
     ) -> None:
         """Tell the successor barely what it could not take: it has not met an owner."""
         if not isinstance(answer, Failed):
@@ -277,7 +283,7 @@ class Knowledge:
                 news = Hear(self.state, is_bare=True, passes_on=True)
                 self._ask(peer.name, news, self._on_news)
 
-    def _pass_on(self, state: State, to_keepers: bool) -> None:
+    def _pass_on(self, state: SupervisionState, to_keepers: bool) -> None:
         """Tell others of the end: its supervisor may not reach them, and tells it once."""
         if state.leader_id == self._around.me.id:
             return
@@ -301,12 +307,12 @@ class Knowledge:
                 if peer.keeper in state.keepers:
                     self._to_do.append(Ask(peer.name, Hear(state), None))
 
-    def _on_news(self, answer: Answer | Failed) -> None:
-        if isinstance(answer, Answer) and answer.other is not None:
+    def _on_news(self, answer: SupervisionAnswer | Failed) -> None:
+        if isinstance(answer, SupervisionAnswer) and answer.other is not None:
             self.hear(answer.other, passes_on=True)
 
-    def _on_state(self, answer: State | Failed | None) -> None:
-        if isinstance(answer, State):
+    def _on_state(self, answer: SupervisionState | Failed | None) -> None:
+        if isinstance(answer, SupervisionState):
             self.hear(answer, passes_on=True)
 
     # Instructions.

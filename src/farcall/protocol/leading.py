@@ -22,7 +22,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from farcall.protocol.standing import Answer, ChildState, Edition, Number, State
+from farcall.protocol.standing import (
+    ChildState,
+    Edition,
+    Number,
+    SupervisionAnswer,
+    SupervisionState,
+)
 from farcall.protocol.succession import KeptSnapshots, edition_now
 from farcall.protocol.supervision import Candidate, Phase, SupervisionMachine, choose
 from farcall.protocol.supervision_instructions import (
@@ -68,10 +74,10 @@ class Leading:
         self,
         plan: SupervisionPlan,
         around: Surroundings,
-        state: State,
+        state: SupervisionState,
         heard_at: float,
         snapshots: KeptSnapshots[Any],
-        publish: Callable[[State, bool], Answer],
+        publish: Callable[[SupervisionState, bool], SupervisionAnswer],
         to_do: list[Instruction],
         *,
         is_first: bool,
@@ -112,7 +118,7 @@ class Leading:
         else:
             self._take_over(state, heard_at)
 
-    def _take_over(self, state: State, heard_at: float) -> None:
+    def _take_over(self, state: SupervisionState, heard_at: float) -> None:
         me = self._around.me
         self.state = state._replace(epoch=state.epoch + 1, leader_id=me.id, version=0)
         phases = [Phase(child.phase) for child in state.children]
@@ -188,9 +194,9 @@ class Leading:
                 self._to_come += 1
                 self._ask(peer.name, Adopt(self._plan, self.state), self._adopted, peer)
 
-    def _adopted(self, peer: Present, answer: Answer | Failed) -> None:
+    def _adopted(self, peer: Present, answer: SupervisionAnswer | Failed) -> None:
         self._to_come -= 1
-        if isinstance(answer, Answer):
+        if isinstance(answer, SupervisionAnswer):
             self._hear(answer)
             order = list(self._asked)
             keepers = {*self._keepers, peer.keeper}
@@ -208,7 +214,7 @@ class Leading:
         self._paused.discard(peer.meeting)
         self.look()
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: SupervisionAnswer) -> None:
         """Hear of a state that counts at another worker, or of what that does not have."""
         if answer.other is not None:
             self._publish(answer.other, True)
@@ -258,9 +264,11 @@ class Leading:
     def _tell_one(self, peer: Present) -> None:
         self._ask(peer.name, Hear(self.state), self._told, peer, self.state)
 
-    def _told(self, peer: Present, state: State, answer: Answer | Failed) -> None:
+    def _told(
+        self, peer: Present, state: SupervisionState, answer: SupervisionAnswer | Failed
+    ) -> None:
         """Take in that another worker has heard of a state, or could not."""
-        if isinstance(answer, Answer):
+        if isinstance(answer, SupervisionAnswer):
             if answer.other is None and state.all_run and peer.keeper in state.keepers:
                 self._heirs.add(peer.meeting)
             self._hear(answer)

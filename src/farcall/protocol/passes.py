@@ -84,7 +84,7 @@ class UnexpectedGradient(Exception):
 SURVEY = object()  # asks for what the roots reach: all that wait for `survey`
 
 
-class State(Enum):
+class PassState(Enum):
     """See the module's description. OVER and FAILED are beside these."""
 
     NEW = auto()
@@ -115,7 +115,7 @@ class PassMachine:
     recovered_credit = RecoveredCredit
 
     def __init__(self, me: object, root: object, *, is_fast: bool, averages: bool = False) -> None:
-        self.state = State.NEW
+        self.state = PassState.NEW
         self.error: Any = None
         self.is_over = False
         self.is_announced = False
@@ -143,7 +143,7 @@ class PassMachine:
     @property
     def needs_survey(self) -> bool:
         """Return whether the root must know the live sources before it delivers its own."""
-        return self.state is State.WAITING and not self._is_fast
+        return self.state is PassState.WAITING and not self._is_fast
 
     @property
     def missing(self) -> int:
@@ -162,19 +162,19 @@ class PassMachine:
 
         A worker that averages must know its last source, if the roots are not the only one.
         """
-        if self.state is not State.NEW:
+        if self.state is not PassState.NEW:
             return
         is_alone = not is_shared and not (self._averages and has_sent)
-        self.state = State.ALONE if is_alone else State.WAITING
+        self.state = PassState.ALONE if is_alone else PassState.WAITING
 
     def explored_all(self, is_shared: bool, reached: Mapping[int, Iterable[Part]]) -> None:
         """Take in the live sources, and the parts that each reaches first. Only in fast mode."""
-        if self.state is not State.NEW:
+        if self.state is not PassState.NEW:
             return
         self._is_shared = is_shared
         for source, parts in reached.items():
             self._note(source, parts)
-        self.state = State.WAITING
+        self.state = PassState.WAITING
 
     def _note(self, source: int, parts: Iterable[Part]) -> None:
         self._live.add(source)
@@ -227,9 +227,9 @@ class PassMachine:
         Raises:
             UnexpectedGradient: as `arrive`.
         """
-        if self.error is not None or self.state is not State.WAITING:
+        if self.error is not None or self.state is not PassState.WAITING:
             return []
-        self.state = State.TOGETHER if is_shared else State.APART
+        self.state = PassState.TOGETHER if is_shared else PassState.APART
         self._pending = set(self._live)
         early, self._early = self._early, []
         for source, credit in early:
@@ -251,16 +251,16 @@ class PassMachine:
         """
         if self.error is not None:
             return []
-        if self.state is State.WAITING:
+        if self.state is PassState.WAITING:
             self._early.append((source, credit))
             if len(self._early) > 1:
                 return []  # the first one has seen to it
             return self.begin(self._is_shared) if self._is_fast else [do.AskRoot()]
         self._take(source, credit)
-        return [] if self.state is State.TOGETHER else [do.RunSource(source)]
+        return [] if self.state is PassState.TOGETHER else [do.RunSource(source)]
 
     def _take(self, source: int, credit: int) -> None:
-        is_live = self.state is State.ALONE or source in self._pending
+        is_live = self.state is PassState.ALONE or source in self._pending
         if source in self._arrived or not is_live:
             raise UnexpectedGradient(source)
         self._arrived.add(source)

@@ -70,7 +70,7 @@ class ChildState(NamedTuple):
         return self.rref is not None and is_usable(self.rref)
 
 
-class State(NamedTuple):
+class SupervisionState(NamedTuple):
     """The state of a supervision. Of two that a worker hears, that with the larger `order` counts.
 
     Attributes:
@@ -140,7 +140,7 @@ class State(NamedTuple):
     def order(self) -> tuple[int, int, int]:
         return *self.term, self.version
 
-    def plus(self, other: State, is_usable: Usable) -> State:
+    def plus(self, other: SupervisionState, is_usable: Usable) -> SupervisionState:
         """Return this state with what another one of the same order has beside it.
 
         That is a usable reference where there is none, and a keeper of which the supervisor has not
@@ -162,7 +162,7 @@ class State(NamedTuple):
         return all(child.is_running for child in self.children)
 
 
-class Answer(NamedTuple):
+class SupervisionAnswer(NamedTuple):
     """The answer of a worker that hears a state.
 
     Attributes:
@@ -170,7 +170,7 @@ class Answer(NamedTuple):
         missing: what should run there as it says, and does not.
     """
 
-    other: State | None = None
+    other: SupervisionState | None = None
     missing: tuple[Missing, ...] = ()
 
     @classmethod
@@ -178,7 +178,7 @@ class Answer(NamedTuple):
         """Return what another worker has sent."""
         other, missing = plain
         found = tuple(Missing(child, Edition(*edition), was) for child, edition, was in missing)
-        return cls(None if other is None else State.of(other), found)
+        return cls(None if other is None else SupervisionState.of(other), found)
 
     def plain(self) -> tuple[Any, ...]:
         """Return it as it travels, for workers that have not met all owners, too."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from farcall.protocol.standing import Edition, Keeper, Missing, Number, State, Term
+from farcall.protocol.standing import Edition, Keeper, Missing, Number, SupervisionState, Term
 from farcall.protocol.supervision import Phase
 
 R = TypeVar("R")
@@ -53,7 +53,7 @@ class Editions(Generic[R]):
         self._killed: set[tuple[int, Edition]] = set()
 
     def make(
-        self, child: int, edition: Edition, made: R, state: State | None
+        self, child: int, edition: Edition, made: R, state: SupervisionState | None
     ) -> tuple[bool, list[R]]:
         """Note that an object is to be made; return whether it counts, and what no longer does.
 
@@ -68,7 +68,7 @@ class Editions(Generic[R]):
         self._made[child] = (edition, made)
         return True, [] if before is None else [before[1]]
 
-    def drop_outdated(self, state: State) -> list[R]:
+    def drop_outdated(self, state: SupervisionState) -> list[R]:
         """Drop what the state that counts does not have; return that."""
         outdated = [
             child
@@ -85,7 +85,7 @@ class Editions(Generic[R]):
         self._killed.update(found)
         return found[0] if found else None
 
-    def missing(self, state: State, me: str) -> list[Missing]:
+    def missing(self, state: SupervisionState, me: str) -> list[Missing]:
         """Return what runs here as the state that counts has it, and does not.
 
         A supervisor of an earlier term may have had it dropped.
@@ -100,7 +100,7 @@ class Editions(Generic[R]):
             and (n not in self._made or self._made[n][0] != child.edition)
         ]
 
-    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionState) -> bool:
         if state.is_over:
             return True
         standing = state.children[child]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from farcall.protocol.standing import Edition, Keeper, Number, State
+from farcall.protocol.standing import Edition, Keeper, Number, SupervisionState
 from farcall.protocol.supervision import Strategy, Target
 
 
@@ -67,27 +67,27 @@ class Surroundings(Protocol):
 
 
 class Adopt(NamedTuple):
-    """Keep the plan, and hear of the state. Answered by an `Answer`."""
+    """Keep the plan, and hear of the state. Answered by a `SupervisionAnswer`."""
 
     plan: SupervisionPlan
-    state: State
+    state: SupervisionState
     is_bare: bool = False
 
 
 class Hear(NamedTuple):
-    """Hear of a state. Answered by an `Answer`.
+    """Hear of a state. Answered by a `SupervisionAnswer`.
 
     Attributes:
         passes_on: see `Knowledge.hear`.
     """
 
-    state: State
+    state: SupervisionState
     is_bare: bool = False
     passes_on: bool = False
 
 
 class AskState(NamedTuple):
-    """Say how a supervision is. Answered by a `State`, or None."""
+    """Say how a supervision is. Answered by a `SupervisionState`, or None."""
 
     name: str
 
@@ -103,7 +103,7 @@ class MakeChild(NamedTuple):
     plan: SupervisionPlan
     child: int
     edition: Edition
-    state: State
+    state: SupervisionState
     saved: tuple[Number, Any] | None
 
 

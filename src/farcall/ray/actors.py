@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as in st
 from farcall.ray.obituaries import in_words
 from farcall.ray.placement import Wishes, actor_options
 from farcall.ray.sealing import seal
-from farcall.ray.worker import Arrival, FarcallWorker
+from farcall.ray.worker import FarcallWorker, WorkerArrival
 from farcall.runtime.membership.stores import host_store_at
 
 _LAST_OUTPUT = 0.5  # seconds for Ray to show the last output, as it takes itself at an exit
@@ -47,7 +47,7 @@ class Actors:
     def __init__(self, names: Sequence[str], wishes: Wishes) -> None:
         self.names = tuple(names)
         self.handles: list[Any] = []
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[WorkerArrival] = []
         self._wishes = wishes
         self._room: Any = None
         self._is_own = _connect(wishes.address)
@@ -119,10 +119,10 @@ class Actors:
         )
         return actor.remote(self.names[number])
 
-    def _arrival_of(self, number: int, arrival: Any, deadline: float | None) -> Arrival:
+    def _arrival_of(self, number: int, arrival: Any, deadline: float | None) -> WorkerArrival:
         late = f"Ray has not started {self.names[number]!r} after {self._wishes.seconds:g} s"
         try:
-            found: Arrival = self._wait(arrival, deadline, lambda: late)
+            found: WorkerArrival = self._wait(arrival, deadline, lambda: late)
             return found
         except RayError as error:
             raise self.failure(number, in_words(error)) from None

@@ -38,7 +38,7 @@ class Seat(NamedTuple):
     port: int
 
 
-class Arrival(NamedTuple):
+class WorkerArrival(NamedTuple):
     """A worker's words about itself when its process is there.
 
     Attributes:
@@ -68,11 +68,11 @@ class FarcallWorker:
     def __repr__(self) -> str:
         return self._name
 
-    def arrive(self) -> Arrival:
+    def arrive(self) -> WorkerArrival:
         """Return where this worker is, and how to seal its options."""
         files = (os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2))
         logs = tuple(path for path in files if os.path.isfile(path))
-        return Arrival(self._seal.public, ray.get_runtime_context().get_node_id(), logs)
+        return WorkerArrival(self._seal.public, ray.get_runtime_context().get_node_id(), logs)
 
     def last_lines(self, logs: Sequence[str]) -> list[str]:
         """Return the end of the files that this worker prints to: see `last_lines`."""

@@ -26,7 +26,7 @@ from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.cancelling import Cancelling
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.later_calls import To
-from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.limits import CallLimits
 from farcall.runtime.calls.outboxes import Outboxes
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.policy import Policy
@@ -37,10 +37,10 @@ from farcall.runtime.calls.waiting_requests import WaitingRequests
 from farcall.runtime.context import CallContext, set_context
 from farcall.runtime.control import ControlMessages
 from farcall.runtime.control_routes import ControlRoutes
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory, Find
-from farcall.runtime.membership.group import Group
+from farcall.runtime.membership.group import AgentGroup
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Loss, Losses
 from farcall.runtime.membership.members import Members
@@ -106,7 +106,7 @@ class Agent:
         device_maps: Mapping[str, DeviceMap] | None = None,
         on_close: Callable[[], None] = lambda: None,
         quirks: Quirks | None = None,
-        gradients: Callable[[Agent, Quirks], Gradients],
+        gradients: Callable[[Agent, Quirks], DistributedGradients],
     ) -> None:
         self.me = me
         quirks = quirks or Quirks()
@@ -150,7 +150,7 @@ class Agent:
             me.incarnation, members, control, dead_host_timeout
         )
         self.shortage = shortage = Shortage(status, executor, directory)
-        self.limits = limits = Limits(status, self.idle_team, quirks.inherits_deadlines)
+        self.limits = limits = CallLimits(status, self.idle_team, quirks.inherits_deadlines)
         self.gradients = gradients(self, quirks)
         self.completion = completion = CallCompletion(
             self,
@@ -198,7 +198,7 @@ class Agent:
             quirks.on_raised,
         )
         enter = self.on_thread_start
-        self.group = Group(status, endpoint, directory, links, losses, find, everybody, enter)
+        self.group = AgentGroup(status, endpoint, directory, links, losses, find, everybody, enter)
         self._routes = ControlRoutes(self.gradients, self.members, coordinator, references)
         self._teardown = Teardown(
             status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.membership.members import Members
 from farcall.runtime.membership.peers import Peer
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
@@ -30,7 +30,7 @@ class ControlRoutes:
 
     def __init__(
         self,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         members: Members,
         coordinator: ShutdownCoordinator,
         references: References,

@@ -1,7 +1,7 @@
 """The part of distributed autograd, which lies in a layer above, that an agent uses.
 
 Tensors requiring grad that travel inside an autograd context are recorded on both sides. The agent
-knows when they travel; a `Gradients` decides about the records and their use.
+knows when they travel; a `DistributedGradients` decides about the records and their use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farcall.wire.frames import Frame
 from farcall.wire.messages import CreditReturned, PassFailed
 
 
-class Gradients(Protocol):
+class DistributedGradients(Protocol):
     """Distributed autograd of one agent. Thread-safe.
 
     Context ids are positive; 0 stands for no context.

@@ -20,9 +20,9 @@ from farcall.protocol.admission import Bounds
 from farcall.runtime import logs
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.policy import Policy
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.inspection.answering import Inspection
-from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
+from farcall.runtime.membership.endpoints import EndpointPlace, ListeningEndpoint
 from farcall.runtime.membership.hosts import host_id, host_name, main_fingerprint, versions
 from farcall.runtime.membership.lookup import Lookup, Reminder
 from farcall.runtime.membership.losses import Reception
@@ -30,7 +30,7 @@ from farcall.runtime.membership.reachability import advertised
 from farcall.runtime.membership.records import WORKER
 from farcall.runtime.membership.rendezvous import Rendezvous, store_errors
 from farcall.runtime.membership.signed_store import SignedStore
-from farcall.runtime.membership.signing import Membership, signer_of
+from farcall.runtime.membership.signing import MembershipProof, signer_of
 from farcall.runtime.membership.stores import bounded, check_place, open_store
 from farcall.runtime.options.backend_options import RpcBackendOptions
 from farcall.runtime.options.credential import Credential, Credentials
@@ -56,7 +56,7 @@ def start_agent(
     credentials: Credentials,
     generation: int,
     quirks: Quirks,
-    gradients: Callable[[Agent, Quirks], Gradients],
+    gradients: Callable[[Agent, Quirks], DistributedGradients],
 ) -> Agent:
     """Listen, register with the rendezvous, wait for the others if the group is fixed, and start.
 
@@ -97,7 +97,7 @@ def start_agent(
         store, size = options.store, world_size if world_size and world_size > 0 else None
     prefix = f"farcall/{generation}" if size else "farcall/open"
     signer = signer_of(credential.key, credential.tls, name)
-    membership = Membership(prefix, signer)
+    membership = MembershipProof(prefix, signer)
     rendezvous = Rendezvous(store, prefix, signer)
     kinds = SignedStore(PrefixStore("farcall", store), "farcall", signer)
     incarnation = new_incarnation()
@@ -118,7 +118,7 @@ def start_agent(
     reception = Reception()
     inspection = Inspection(identity, size or 0)
     endpoint = options.open_endpoint(
-        Place(
+        EndpointPlace(
             me=identity,
             admit=reception.admit,
             vouch=membership.vouch,

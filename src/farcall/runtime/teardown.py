@@ -18,10 +18,10 @@ from farcall.log import get_logger, records_later
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.outboxes import Outboxes
 from farcall.runtime.calls.shortage import Shortage
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
-from farcall.runtime.membership.group import Group
+from farcall.runtime.membership.group import AgentGroup
 from farcall.runtime.membership.links import Links
 from farcall.runtime.membership.losses import Losses
 from farcall.runtime.membership.peers import PendingCall
@@ -55,11 +55,11 @@ class Teardown:
         directory: Directory,
         links: Links,
         losses: Losses,
-        group: Group,
+        group: AgentGroup,
         coordinator: ShutdownCoordinator,
         machine: Machine,
         references: References,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         completion: CallCompletion,
         outboxes: Outboxes,
         executor: Executor,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from farcall.serde.sharing import Place, Plan, key_of
+from farcall.serde.sharing import BlockPlace, Plan, key_of
 
 
 class Notes:
@@ -35,6 +35,6 @@ class Notes:
         self.begins.clear()
         self.plan = {}
 
-    def place_of(self, value: torch.Tensor | torch.UntypedStorage) -> Place | None:
+    def place_of(self, value: torch.Tensor | torch.UntypedStorage) -> BlockPlace | None:
         """Return its place in common memory, or None if it has none, as far as is known."""
         return self.plan.get(key_of(value)) if self.plan else None

@@ -37,7 +37,7 @@ class Block:
         return self._reduced()
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """The place of a tensor or storage in a block: bytes from the block's begin, and its stride."""
 
     block: Block
@@ -53,7 +53,7 @@ class _Span(NamedTuple):
     used: int  # bytes of elements
 
 
-Plan = dict[Key, Place]
+Plan = dict[Key, BlockPlace]
 # A function that makes the reduction of a storage over some bytes of another.
 ReduceSpan = Callable[[torch.UntypedStorage, int, int], Any]
 
@@ -123,7 +123,7 @@ def _place(plan: Plan, group: list[_Span], reduce_span: ReduceSpan) -> None:
         block = Block(lambda: reduce_span(storage, begin, end))
         for span in group:
             stride = span.value.stride() if isinstance(span.value, torch.Tensor) else ()
-            plan[key_of(span.value)] = Place(block, span.begin - begin, stride)
+            plan[key_of(span.value)] = BlockPlace(block, span.begin - begin, stride)
         return
     equal: dict[Key, list[_Span]] = defaultdict(list)
     for span in group:
@@ -133,10 +133,10 @@ def _place(plan: Plan, group: list[_Span], reduce_span: ReduceSpan) -> None:
             plan[key] = _compact(same[0].value, reduce_span)
 
 
-def _compact(value: torch.Tensor, reduce_span: ReduceSpan) -> Place:
+def _compact(value: torch.Tensor, reduce_span: ReduceSpan) -> BlockPlace:
     # Without the bits of conjugated and negated views, which go beside the memory.
     bare = torch.empty(0, dtype=value.dtype)
     bare.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
     copy = bare.clone(memory_format=torch.preserve_format)
     storage = copy.untyped_storage()
-    return Place(Block(lambda: reduce_span(storage, 0, storage.nbytes())), 0, copy.stride())
+    return BlockPlace(Block(lambda: reduce_span(storage, 0, storage.nbytes())), 0, copy.stride())

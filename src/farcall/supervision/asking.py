@@ -9,7 +9,7 @@ import torch
 
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.log import get_logger
-from farcall.protocol.standing import Answer, State
+from farcall.protocol.standing import SupervisionAnswer, SupervisionState
 from farcall.protocol.supervision_instructions import (
     Adopt,
     AskState,
@@ -77,10 +77,10 @@ class Asking:
                 return self._made(to, question)
             case Adopt(plan, state, is_bare):
                 function, args = remote.adopt, (plan.recipe.plain(), _plain(state, is_bare))
-                read = Answer.of
+                read = SupervisionAnswer.of
             case Hear(state, is_bare, passes_on):
                 function, args = remote.hear, (_plain(state, is_bare), passes_on)
-                read = Answer.of
+                read = SupervisionAnswer.of
             case AskState(name):
                 function, args, read = remote.state_of, (name,), _state_of
             case Save(plan, child, rref):
@@ -130,7 +130,7 @@ class Asking:
             return Failed(error, may_pass)
 
 
-def _plain(state: State, is_bare: bool) -> tuple[Any, ...]:
+def _plain(state: SupervisionState, is_bare: bool) -> tuple[Any, ...]:
     return state.bare() if is_bare else state.plain(is_usable)
 
 
@@ -138,5 +138,5 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def _state_of(answer: Any) -> State | None:
-    return None if answer is None else State.of(answer)
+def _state_of(answer: Any) -> SupervisionState | None:
+    return None if answer is None else SupervisionState.of(answer)

@@ -12,7 +12,7 @@ import torch
 
 from farcall.errors import UnknownObject
 from farcall.objects import ask_all
-from farcall.protocol.standing import State
+from farcall.protocol.standing import SupervisionState
 from farcall.rref import MethodProxy, RRef, call_named
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls import retrying
@@ -188,7 +188,7 @@ class FollowingRRef(RRef[T]):
         found = supervisors.find(self._name)
         if found is not None:
             return call(found)
-        return _Chain.of(supervisors.when_there(self._name, limit), call)
+        return _FollowingCall.of(supervisors.when_there(self._name, limit), call)
 
     def _what(self, method: str) -> str:
         return f"{method!r} of {self._name!r}"
@@ -213,7 +213,7 @@ class _Calls(MethodProxy):
         return f"<rref.{self._MethodProxy__way}() of {self.__of!r}>"
 
 
-class _Chain(Future[Any]):
+class _FollowingCall(Future[Any]):
     """The future of a call that is made when another future is done."""
 
     @classmethod
@@ -257,6 +257,6 @@ def learn(agent: Agent, name: str, deadline: float) -> None:
     supervisors = supervisors_of(agent)
     for _, answer in ask_all(agent, state_of, (name,), deadline):
         if isinstance(answer, tuple | list):
-            supervisors.hear(State.of(tuple(answer)))
+            supervisors.hear(SupervisionState.of(tuple(answer)))
     if supervisors.state_of(name) is None:
         raise UnknownObject(f"no worker knows of a supervised object of the name {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farcall.objects import ask_for_name, check_reference
-from farcall.protocol.standing import Edition, Number, State
+from farcall.protocol.standing import Edition, Number, SupervisionState
 from farcall.rref import RRef
 from farcall.runtime.agent import Agent
 from farcall.runtime.calls.call_names import own_handler
@@ -44,7 +44,7 @@ def make(
 ) -> Any:
     """Make a child: with a factory, or from its last snapshot."""
     child, edition, name, load = at
-    heard = State.of(state)
+    heard = SupervisionState.of(state)
     context = current_context()
     assert context is not None
     assert context.job is not None
@@ -104,18 +104,18 @@ def keep(key: int, child: int, number: Number, state: Any) -> None:
 
 @own_handler("a supervision", checks_itself=True)
 def adopt(spec: tuple[Any, ...], state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Keep the plan of a supervision; return an `Answer`."""
-    return _here().adopt(State.of(state), Spec.of(spec)).plain()
+    """Keep the plan of a supervision; return a `SupervisionAnswer`."""
+    return _here().adopt(SupervisionState.of(state), Spec.of(spec)).plain()
 
 
 @own_handler("a supervision", checks_itself=True)
 def hear(state: tuple[Any, ...], passes_on: bool) -> tuple[Any, ...]:
-    """Hear how a supervision is; return an `Answer`.
+    """Hear how a supervision is; return a `SupervisionAnswer`.
 
     Args:
         passes_on: see `Knowledge.hear`.
     """
-    return _here().hear(State.of(state), passes_on=passes_on).plain()
+    return _here().hear(SupervisionState.of(state), passes_on=passes_on).plain()
 
 
 @own_handler("a supervision", checks_itself=True)

@@ -13,7 +13,7 @@ from farcall.errors import Cancelled, OwnerDied, RpcTimeout
 from farcall.ids import RefId, original
 from farcall.log import get_logger
 from farcall.protocol.knowledge import Knowledge
-from farcall.protocol.standing import Answer, Edition, Number, State
+from farcall.protocol.standing import Edition, Number, SupervisionAnswer, SupervisionState
 from farcall.protocol.succession import Editions, KeptSnapshots
 from farcall.protocol.supervision_instructions import (
     After,
@@ -112,7 +112,7 @@ class Supervisors:
 
         self._later.post(tell, delay)
 
-    def _knowledge(self, state: State) -> Knowledge:
+    def _knowledge(self, state: SupervisionState) -> Knowledge:
         with self._lock:
             known = self._known.get(state.key)
             if known is None:
@@ -133,17 +133,17 @@ class Supervisors:
             del self._known[key]
             self._names = {name: at for name, at in self._names.items() if at[0] != key}
 
-    def hear(self, state: State, *, passes_on: bool = False) -> Answer:
+    def hear(self, state: SupervisionState, *, passes_on: bool = False) -> SupervisionAnswer:
         """Hear how a supervision is. See `Knowledge.hear`."""
         known = self._knowledge(state)
         return self._tell(known, partial(known.hear, state, passes_on=passes_on))
 
-    def adopt(self, state: State, spec: Spec) -> Answer:
+    def adopt(self, state: SupervisionState, spec: Spec) -> SupervisionAnswer:
         """Keep the plan of a supervision. See `Knowledge.adopt`."""
         known = self._knowledge(state)
         return self._tell(known, partial(known.adopt, state, spec.plan()))
 
-    def make(self, state: State, child: int, edition: Edition, ref: RefId) -> None:
+    def make(self, state: SupervisionState, child: int, edition: Edition, ref: RefId) -> None:
         """Hear that a child is to be made here.
 
         Raises:
@@ -174,7 +174,7 @@ class Supervisors:
     def begin(self, spec: Spec, started: Future[None]) -> None:
         """Supervise from now on. The future completes when it has started, or could not."""
         names = tuple(child.name for child in spec.children)
-        state = State.first(spec.key, names, self._around.me.keeper, self._around.me.id)
+        state = SupervisionState.first(spec.key, names, self._around.me.keeper, self._around.me.id)
         with self._lock:
             self._starting[spec.key] = started
 
@@ -271,7 +271,7 @@ class Supervisors:
 
     # References that follow.
 
-    def state_of(self, name: str) -> State | None:
+    def state_of(self, name: str) -> SupervisionState | None:
         """Return the plan of the supervision of an object, as far as it is known."""
         with self._lock:
             at = self._names.get(name)

@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farcall.torch_internals.table import TABLE, Kind, Name
+from farcall.torch_internals.table import TABLE, Name, PathKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,9 +204,9 @@ def has(name: str) -> bool:
     """Return whether the installed torch has what the table calls `name`."""
     entry = TABLE[name]
     try:
-        if entry.kind is Kind.TEXT:
+        if entry.kind is PathKind.TEXT:
             return entry.attribute in _source(entry.path)
-        if entry.kind is Kind.OF_INSTANCES:
+        if entry.kind is PathKind.OF_INSTANCES:
             return _instances_have(_owner(entry), entry.attribute)
         _at(entry.path)
     except AttributeError:
@@ -239,12 +239,12 @@ def assign(instance: Any, name: str, value: Any) -> None:
 
 
 def _value(entry: Name) -> Any:
-    if entry.kind is Kind.TEXT:
+    if entry.kind is PathKind.TEXT:
         return entry.attribute
-    if entry.kind is Kind.OF_INSTANCES:
+    if entry.kind is PathKind.OF_INSTANCES:
         return attrgetter(entry.attribute)
     value = _at(entry.path)
-    if entry.kind is Kind.CHANGING:
+    if entry.kind is PathKind.CHANGING:
         return partial(getattr, _owner(entry), entry.attribute)
     return value
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 OLDEST, NEWEST = "2.6.0", "2.15.0"
 
 
-class Kind(Enum):
+class PathKind(Enum):
     """The meaning of a path, and so the value that `farcall.torch_internals` has for the name."""
 
     VALUE = "the object at the path"
@@ -36,7 +36,7 @@ class Name(NamedTuple):
 
     path: str
     purpose: str
-    kind: Kind = Kind.VALUE
+    kind: PathKind = PathKind.VALUE
     alias: str = ""
     first: str = OLDEST
     last: str = NEWEST
@@ -52,7 +52,7 @@ class Name(NamedTuple):
         return self.alias or self.attribute.strip("_")
 
 
-CHANGING, OF_INSTANCES, TEXT = Kind.CHANGING, Kind.OF_INSTANCES, Kind.TEXT
+CHANGING, OF_INSTANCES, TEXT = PathKind.CHANGING, PathKind.OF_INSTANCES, PathKind.TEXT
 
 FUTURES = (
     Name("torch._C.Future", "methods of futures past those of subclasses"),

@@ -27,7 +27,7 @@ from farcall.transport.connect.handshake_messages import Unwanted
 from farcall.transport.connect.listening import admit_all, first_meeting
 from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.waiter import Waiter
-from farcall.transport.watch import Watch
+from farcall.transport.watch import PollingWatch
 from farcall.wire.frames import Frame
 from farcall.wire.messages import KINDS
 
@@ -208,8 +208,8 @@ class InprocEndpoint:
         except queue.Empty:
             return None
 
-    def new_watch(self) -> Watch:
-        return Watch()
+    def new_watch(self) -> PollingWatch:
+        return PollingWatch()
 
     def wake(self) -> None:
         self._events.put(None)

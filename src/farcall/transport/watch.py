@@ -15,7 +15,7 @@ QUIET_LOOKS = 50
 STARVING_LOOKS = 10
 
 
-class Watch:
+class PollingWatch:
     """As `native/core/watch.hpp`, where it is explained, but each look takes the GIL."""
 
     def __init__(self) -> None:

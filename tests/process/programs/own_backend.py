@@ -9,7 +9,7 @@ from torch.distributed import rpc
 
 import farcall.compat
 from farcall.ids import Worker
-from farcall.runtime.membership.endpoints import Place
+from farcall.runtime.membership.endpoints import EndpointPlace
 from farcall.transport.base import Link
 from farcall.transport.connect.listening import Listening
 from farcall.transport.sockets.endpoint import SocketEndpoint
@@ -26,7 +26,7 @@ class NotingEndpoint(SocketEndpoint):
 
 
 class NotingOptions(rpc.RpcBackendOptions):
-    def open_endpoint(self, place: Place) -> NotingEndpoint:
+    def open_endpoint(self, place: EndpointPlace) -> NotingEndpoint:
         self.dialled: set[str] = set()
         listening = Listening(listen=place.listen, advertise=place.advertise, admit=place.admit)
         return NotingEndpoint(place.me, listening, self.dialled)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
-from farcall.protocol.connecting import Failure
+from farcall.protocol.connecting import DialFailure
 from farcall.wire.messages import Cancel
 
 
@@ -84,13 +84,13 @@ class AgentBug(Enum):
         "dead-by-any-error",
         "transport.connect.dialling",
         "failure_of",
-        _always(Failure.ABSENT),
+        _always(DialFailure.ABSENT),
     )
     DEAD_BY_SLOW_HANDSHAKE = (  # *
         "dead-by-slow-handshake",
         "transport.connect.dialling",
         "failure_of_handshake",
-        _always(Failure.ABSENT),
+        _always(DialFailure.ABSENT),
     )
     NEVER_FINDS_HOSTS_DARK = (
         "never-finds-hosts-dark",

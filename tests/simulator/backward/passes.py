@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from farcall.protocol import pass_instructions as do
 from farcall.protocol.contexts import Contexts
 from farcall.protocol.credit import WHOLE
-from farcall.protocol.passes import ROOT, SURVEY, State, UnexpectedGradient
+from farcall.protocol.passes import ROOT, SURVEY, PassState, UnexpectedGradient
 from simulator.backward.history import Leaf, Node, ReceivedNodes, SentNodes
 from simulator.backward.machines import Machines
 from simulator.backward.messages import Abort, AboutPass, Answered, Grad, Options, Prepare
@@ -188,7 +188,7 @@ class SimulatedPass:
         return self._sources.setdefault(number, SentNodes(number, nodes))
 
     def _explore(self) -> None:
-        if self.machine.state is not State.NEW:
+        if self.machine.state is not PassState.NEW:
             return
         reach = self._live if self.options.fast else self._new_reach(self._content.receives)
         numbers = [*self._content.sends, *([ROOT] if self._roots else [])]
@@ -224,7 +224,7 @@ class SimulatedPass:
 
     @property
     def _is_alone(self) -> bool:
-        return self.machine.state is State.ALONE
+        return self.machine.state is PassState.ALONE
 
     def _part(self, source: int) -> SimulatedReach:
         """Return the reach of the used tensors of a source."""

@@ -20,7 +20,7 @@ from farcall.protocol.pass_instructions import (
     TellAll,
     TellRoot,
 )
-from farcall.protocol.passes import PassMachine, State
+from farcall.protocol.passes import PassMachine, PassState
 from simulator.backward.machines import Machines
 from simulator.backward.reach import SimulatedExploration, SimulatedReach
 
@@ -103,12 +103,12 @@ class _AsksTheRootEachTime(PassMachine):
 
     def begin(self, is_shared: bool) -> Todo:
         begun = self.state
-        self.state = State.WAITING if begun is State.TOGETHER else begun
+        self.state = PassState.WAITING if begun is PassState.TOGETHER else begun
         return super().begin(is_shared)
 
     def arrive(self, source: int, credit: int) -> Todo:
         todo = super().arrive(source, credit)
-        return todo or ([AskRoot()] if self.state is State.WAITING else [])
+        return todo or ([AskRoot()] if self.state is PassState.WAITING else [])
 
 
 class _SurveysOnce(PassMachine):

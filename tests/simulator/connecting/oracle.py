@@ -30,13 +30,13 @@ from farcall.protocol.connecting import (
     PROOF_SECONDS,
     Cause,
     Dead,
-    Failure,
+    DialFailure,
     Instruction,
     Late,
     Pause,
     Talk,
     Try,
-    Wait,
+    WaitForDialler,
 )
 from simulator.connecting.world import Outcome, World
 from simulator.schedule import Violation
@@ -106,18 +106,18 @@ class ConnectingOracle:
 
     def attempted(self, url: str, began: float, given: float, now: float, was: Outcome) -> None:
         """Note that an address has given no connection."""
-        if was.failure is Failure.OF_THIS_MACHINE:
+        if was.failure is DialFailure.OF_THIS_MACHINE:
             self._round_is_doubtful = True
         if url in self._world.strangers:
             return
         if was.reached:
-            if was.failure is not Failure.TIMED_OUT:  # else it had too little time to tell
+            if was.failure is not DialFailure.TIMED_OUT:  # else it had too little time to tell
                 self._end_silence()
             return
-        if was.failure in (Failure.TIMED_OUT, Failure.NO_ANSWER):
+        if was.failure in (DialFailure.TIMED_OUT, DialFailure.NO_ANSWER):
             self._dark_tries += 1
             self._most += min(now - began, given)
-            is_short = was.failure is Failure.TIMED_OUT and given < PROOF_SECONDS
+            is_short = was.failure is DialFailure.TIMED_OUT and given < PROOF_SECONDS
             self._round_is_doubtful |= is_short
             self._least_of_round += min(now - began, given)
 
@@ -129,7 +129,7 @@ class ConnectingOracle:
         """Note that a handshake is over."""
         if url not in self._world.strangers:
             self._end_silence()
-        elif was.failure is Failure.HANDSHAKE_UNFINISHED:
+        elif was.failure is DialFailure.HANDSHAKE_UNFINISHED:
             self._round_is_doubtful = True
             self._least, self._least_of_round = 0.0, 0.0  # the dialler can't tell who is there
 
@@ -144,7 +144,7 @@ class ConnectingOracle:
         others = list(others)
         dials = [str(other) for other in others if other.dials]
         match said:
-            case Wait():
+            case WaitForDialler():
                 is_next = not any(other.deadline > caller.deadline for other in others)
                 holds = bool(dials) or not is_next
                 self._expect(holds, "CON-6", f"{caller} waits, and no other dials")
@@ -158,7 +158,7 @@ class ConnectingOracle:
                 self._judge_lateness(caller, now)
             case _:
                 pass
-        if isinstance(said, Try | Talk | Pause | Wait):
+        if isinstance(said, Try | Talk | Pause | WaitForDialler):
             is_in_time = said.until <= caller.deadline + ROUNDING
             self._expect(is_in_time, "CON-2", f"{said} is too late for {caller}")
         if isinstance(said, Pause):
@@ -166,9 +166,9 @@ class ConnectingOracle:
             is_long = length > LONGEST_PAUSE + ROUNDING
             self._expect(not is_long, "CON-3", f"{caller} pauses for {length:.1f} s")
 
-    def answered(self, url: str, failure: Failure, said: Instruction) -> None:
+    def answered(self, url: str, failure: DialFailure, said: Instruction) -> None:
         """Note the answer of the machine to the failure of an address."""
-        is_own = url == "unix" and failure is Failure.REFUSED
+        is_own = url == "unix" and failure is DialFailure.REFUSED
         is_final = isinstance(said, Dead)
         self._expect(is_final or not is_own, "CON-4", f"the worker has refused us, and {said}")
         if isinstance(said, Pause | Late):

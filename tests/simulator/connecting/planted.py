@@ -12,31 +12,31 @@ from farcall.protocol.connecting import (
     Address,
     Cause,
     Connecting,
-    Failure,
+    DialFailure,
     Instruction,
     Late,
     Pause,
     Talk,
     Try,
-    Wait,
+    WaitForDialler,
 )
 
 
 class _Mistakes(Connecting):
     """Takes one failure for another."""
 
-    TAKES: dict[Failure, Failure]
+    TAKES: dict[DialFailure, DialFailure]
 
-    def failed(self, now: float, failure: Failure, jitter: float) -> Instruction:
+    def failed(self, now: float, failure: DialFailure, jitter: float) -> Instruction:
         return super().failed(now, self.TAKES.get(failure, failure), jitter)
 
 
 class _DeadByAnyError(_Mistakes):
-    TAKES = dict.fromkeys((Failure.NO_ANSWER, Failure.TIMED_OUT), Failure.ABSENT)
+    TAKES = dict.fromkeys((DialFailure.NO_ANSWER, DialFailure.TIMED_OUT), DialFailure.ABSENT)
 
 
 class _CountsOwnFailures(_Mistakes):
-    TAKES = {Failure.OF_THIS_MACHINE: Failure.NO_ANSWER}
+    TAKES = {DialFailure.OF_THIS_MACHINE: DialFailure.NO_ANSWER}
 
     def _settle_silence(self) -> None:
         self._round_silent += 1.0
@@ -44,19 +44,19 @@ class _CountsOwnFailures(_Mistakes):
 
 
 class _TakesOwnFailuresForDeath(_Mistakes):
-    TAKES = {Failure.OF_THIS_MACHINE: Failure.ABSENT}
+    TAKES = {DialFailure.OF_THIS_MACHINE: DialFailure.ABSENT}
 
 
 class _GivesUpAtUnfinishedHandshake(_Mistakes):
-    TAKES = {Failure.HANDSHAKE_UNFINISHED: Failure.ABSENT}
+    TAKES = {DialFailure.HANDSHAKE_UNFINISHED: DialFailure.ABSENT}
 
 
 class _NeverTakesNo(_Mistakes):
-    TAKES = {Failure.REFUSED: Failure.HANDSHAKE_UNFINISHED}
+    TAKES = {DialFailure.REFUSED: DialFailure.HANDSHAKE_UNFINISHED}
 
 
 class _IgnoresAbsence(_Mistakes):
-    TAKES = {Failure.ABSENT: Failure.NO_ANSWER}
+    TAKES = {DialFailure.ABSENT: DialFailure.NO_ANSWER}
 
     def _settle_silence(self) -> None:
         self._counts = False
@@ -88,9 +88,9 @@ class _CountsTimeBetweenCalls(Connecting):
 
 
 class _CountsStandstills(Connecting):  # *
-    def _note_silence(self, now: float, failure: Failure) -> None:
+    def _note_silence(self, now: float, failure: DialFailure) -> None:
         super()._note_silence(now, failure)
-        if failure in (Failure.NO_ANSWER, Failure.TIMED_OUT):
+        if failure in (DialFailure.NO_ANSWER, DialFailure.TIMED_OUT):
             self._round_silent += max(0.0, now - self._until)
 
 
@@ -109,7 +109,7 @@ class _CountsShortTries(Connecting):  # *
 class _OwnFailureEndsSilence(Connecting):  # *
     def _settle_silence(self) -> None:
         super()._settle_silence()
-        if Failure.OF_THIS_MACHINE in self._failures:
+        if DialFailure.OF_THIS_MACHINE in self._failures:
             self.silent, self._rounds = 0.0, 0
 
 
@@ -120,8 +120,8 @@ class _StrangerEndsSilence(Connecting):  # *
 
 
 class _LastRefusalIsFinal(Connecting):  # *
-    def failed(self, now: float, failure: Failure, jitter: float) -> Instruction:
-        if failure is Failure.REFUSED and self._left == 1:
+    def failed(self, now: float, failure: DialFailure, jitter: float) -> Instruction:
+        if failure is DialFailure.REFUSED and self._left == 1:
             return self._die(Cause.REFUSED)
         return super().failed(now, failure, jitter)
 
@@ -166,7 +166,7 @@ class _OnlyFirstAddress(Connecting):
 class _AllDial(Connecting):
     def begin(self, caller: object, now: float, deadline: float) -> Instruction:
         said = super().begin(caller, now, deadline)
-        return self._begin_round(now) if isinstance(said, Wait) else said
+        return self._begin_round(now) if isinstance(said, WaitForDialler) else said
 
 
 class _KeepsItsPlace(Connecting):

@@ -23,7 +23,7 @@ from farcall.protocol.connecting import (
     Pause,
     Talk,
     Try,
-    Wait,
+    WaitForDialler,
 )
 from simulator.agenda import Agenda
 from simulator.connecting.oracle import Caller, ConnectingOracle
@@ -183,7 +183,7 @@ class _ConnectingSchedule(Schedule):
         now = self._clock.now
         others = [other for other in self._callers if other is not caller]
         self._oracle.told(caller, said, now, others)
-        if not (isinstance(said, Wait) and said == caller.instruction):
+        if not (isinstance(said, WaitForDialler) and said == caller.instruction):
             self._note(caller, "is told", said)
         caller.instruction = said
         caller.turn += 1
@@ -197,7 +197,7 @@ class _ConnectingSchedule(Schedule):
                 self._later(caller, talked.at, lambda: self._end_talk(caller, url, talked))
             case Pause(until):
                 self._later(caller, until, lambda: self._end_pause(caller, said, now))
-            case Wait(until):
+            case WaitForDialler(until):
                 self._later(caller, until, lambda: self._wake(caller))
             case Linked() | Late() | Dead():
                 self._end(caller)
@@ -216,7 +216,7 @@ class _ConnectingSchedule(Schedule):
         self._callers.remove(caller)
         self._machine.left(caller)
         for other in self._callers:
-            if not other.ended and isinstance(other.instruction, Wait):
+            if not other.ended and isinstance(other.instruction, WaitForDialler):
                 self._later(other, self._clock.now, partial(self._wake, other))
 
     def _mode(self) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple
 
-from farcall.protocol.connecting import Address, Failure
+from farcall.protocol.connecting import Address, DialFailure
 
 SYNS = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0)  # when a kernel asks for a connection, in seconds
 ACCEPTOR_SECONDS = 5.0  # that the worker gives a handshake, up to the proof
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     """
 
     at: float
-    failure: Failure | None
+    failure: DialFailure | None
     reached: bool = False
 
 
@@ -163,14 +163,14 @@ class World:
     def connect(self, url: str, now: float, until: float) -> Outcome:
         """Ask for a connection."""
         if self.is_short_of_descriptors(now) or self._random.random() < self._flicker:
-            return Outcome(now, Failure.OF_THIS_MACHINE)
+            return Outcome(now, DialFailure.OF_THIS_MACHINE)
         if url in self.strangers:
             return self._connect_to_stranger(self.strangers[url], now, until)
         if url == "unix":
             return self._connect_near(now)
         if self.mode(now) is Mode.NAMELESS:
             at = now + self._random.choice((0.001, 2.0))
-            return Outcome(at, Failure.NO_ANSWER) if at < until else _timed_out(until)
+            return Outcome(at, DialFailure.NO_ANSWER) if at < until else _timed_out(until)
         return self._ask(now, until)
 
     def _ask(self, now: float, until: float) -> Outcome:
@@ -182,9 +182,13 @@ class World:
             mode = self.mode(asked)
             if mode is Mode.UNREACHABLE:
                 at += self._random.choice((0.0, 0.5, 3.0))
-                return Outcome(at, Failure.NO_ANSWER) if at < until else _timed_out(until)
+                return Outcome(at, DialFailure.NO_ANSWER) if at < until else _timed_out(until)
             if mode is Mode.GONE:
-                return Outcome(at, Failure.ABSENT) if at < until else _timed_out(until, wait == 0.0)
+                return (
+                    Outcome(at, DialFailure.ABSENT)
+                    if at < until
+                    else _timed_out(until, wait == 0.0)
+                )
             if mode in (Mode.UP, Mode.RESTARTED):
                 return Outcome(at, None, True) if at < until else _timed_out(until, wait == 0.0)
         return _timed_out(until)
@@ -192,9 +196,9 @@ class World:
     def _connect_near(self, now: float) -> Outcome:
         """Connect to the Unix name of a worker on this host, with no network between."""
         if self.mode(now) in ENDS:
-            return Outcome(now, Failure.ABSENT)
+            return Outcome(now, DialFailure.ABSENT)
         if self.mode(now) is Mode.BACKLOG:
-            return Outcome(now, Failure.OF_THIS_MACHINE)
+            return Outcome(now, DialFailure.OF_THIS_MACHINE)
         return Outcome(now, None, True)
 
     def _connect_to_stranger(self, stranger: Stranger, now: float, until: float) -> Outcome:
@@ -202,36 +206,36 @@ class World:
         if at >= until:
             return _timed_out(until)
         refuses = stranger is Stranger.REFUSES_CONNECTIONS
-        return Outcome(at, Failure.ABSENT if refuses else None)
+        return Outcome(at, DialFailure.ABSENT if refuses else None)
 
     def talk(self, url: str, now: float, until: float) -> Outcome:
         """Shake hands over a connection; the worker may stand still in the middle of it."""
         random, failure = self._random, None
         stranger = self.strangers.get(url)
         if stranger is Stranger.SAYS_NOTHING:
-            return Outcome(until, Failure.HANDSHAKE_UNFINISHED)
+            return Outcome(until, DialFailure.HANDSHAKE_UNFINISHED)
         if stranger is not None:
             is_worker = stranger is Stranger.OTHER_WORKER
-            failure = Failure.ABSENT if is_worker else Failure.REFUSED
+            failure = DialFailure.ABSENT if is_worker else DialFailure.REFUSED
             return Outcome(min(until, now + self._latency), failure)
         at = now + 2 * self._latency
         if self.mode(now) is Mode.RESTARTED:
-            failure = Failure.ABSENT
+            failure = DialFailure.ABSENT
         elif random.random() < self._stall_chance:
             stall = random.choice((0.1, 1.0, 12.0, 60.0)) * (0.2 + 0.8 * random.random())
             at += stall
             self.last_stall = at
             if stall > ACCEPTOR_SECONDS and random.random() < 0.7:
-                failure = Failure.HANDSHAKE_UNFINISHED  # it hangs up when it wakes
+                failure = DialFailure.HANDSHAKE_UNFINISHED  # it hangs up when it wakes
         if self.refuses and failure is None:
-            failure = Failure.REFUSED
+            failure = DialFailure.REFUSED
         if url != "unix" and self.mode(now) is Mode.UP and self.mode(at) in (Mode.DARK, *ENDS):
             at += self.dead_after if self.mode(at) is Mode.DARK else 0.0
-            failure = Failure.HANDSHAKE_UNFINISHED
+            failure = DialFailure.HANDSHAKE_UNFINISHED
         if at >= until:
-            return Outcome(until, Failure.HANDSHAKE_UNFINISHED, True)
+            return Outcome(until, DialFailure.HANDSHAKE_UNFINISHED, True)
         return Outcome(at, failure, True)
 
 
 def _timed_out(until: float, reached: bool = False) -> Outcome:
-    return Outcome(until, Failure.TIMED_OUT, reached)
+    return Outcome(until, DialFailure.TIMED_OUT, reached)

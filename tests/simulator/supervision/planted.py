@@ -8,45 +8,45 @@ from typing import Any
 
 from farcall.protocol.knowledge import Knowledge
 from farcall.protocol.leading import Leading
-from farcall.protocol.standing import Edition, Keeper, Number, State, Term
+from farcall.protocol.standing import Edition, Keeper, Number, SupervisionState, Term
 from farcall.protocol.succession import Editions, KeptSnapshots
 from farcall.protocol.supervision_instructions import Present, Started
 
 
 class _HigherGenerationStays(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionState) -> bool:
         higher = edition.generation > state.children[child].edition.generation
         return not higher and super()._is_outdated(child, edition, state)
 
 
 class _GenerationIsAnEdition(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionState) -> bool:
         standing = state.children[child].edition
         is_named = edition.generation == standing.generation
         return super()._is_outdated(child, standing if is_named else edition, state)
 
 
 class _DropsWhatWasAskedForLater(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionState) -> bool:
         is_other = edition != state.children[child].edition
         return is_other or super()._is_outdated(child, edition, state)
 
 
 class _KeepsWhatIsOver(Editions[Any]):
-    def _is_outdated(self, child: int, edition: Edition, state: State) -> bool:
+    def _is_outdated(self, child: int, edition: Edition, state: SupervisionState) -> bool:
         return not state.is_over and super()._is_outdated(child, edition, state)
 
 
 class _MakesWhatIsOutdated(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: State | None
+        self, child: int, edition: Edition, made: Any, state: SupervisionState | None
     ) -> tuple[bool, list[Any]]:
         return super().make(child, edition, made, None)
 
 
 class _LeavesTheEarlierOne(Editions[Any]):
     def make(
-        self, child: int, edition: Edition, made: Any, state: State | None
+        self, child: int, edition: Edition, made: Any, state: SupervisionState | None
     ) -> tuple[bool, list[Any]]:
         counts, _ = super().make(child, edition, made, state)
         return counts, []

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from farcall.protocol.knowledge import Knowledge
-from farcall.protocol.standing import Answer, Edition, State, Term
+from farcall.protocol.standing import Edition, SupervisionAnswer, SupervisionState, Term
 from farcall.protocol.supervision_instructions import (
     Adopt,
     After,
@@ -86,7 +86,7 @@ class Workers:
     def begin(self, member: Member) -> None:
         """Have a worker supervise."""
         names = tuple(f"c{n}" for n in range(len(self._plan.targets)))
-        state = State.first(KEY, names, member.me.keeper, member.number)
+        state = SupervisionState.first(KEY, names, member.me.keeper, member.number)
         self._tell(member, partial(self._knowledge(member, state).begin, self._plan))
 
     def look_soon(self, member: Member) -> None:
@@ -109,7 +109,7 @@ class Workers:
         if member.alive and member.knowledge is not None:
             self._tell(member, partial(member.knowledge.fail_start, error))
 
-    def _knowledge(self, member: Member, state: State) -> Knowledge:
+    def _knowledge(self, member: Member, state: SupervisionState) -> Knowledge:
         if member.knowledge is None:
             kind = self._knowledge_type
             member.knowledge = kind(state, member, member.snapshots, member.editions)
@@ -258,7 +258,7 @@ class Told(NamedTuple):
     plain: tuple[Any, ...]
 
 
-def _plain(member: Member, state: State) -> Any:
+def _plain(member: Member, state: SupervisionState) -> Any:
     return state.plain(member.is_usable)
 
 
@@ -273,7 +273,7 @@ def _read(member: Member, answer: Any) -> Any:
             case Ref():
                 return answer.taken_by(member)
             case (_, tuple()):
-                return Answer.of(answer)
+                return SupervisionAnswer.of(answer)
     except Unreachable as error:
         return Failed(error, may_pass=True)
     return answer

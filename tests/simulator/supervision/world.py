@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from farcall.protocol.knowledge import Knowledge
 from farcall.protocol.leading import Leading
-from farcall.protocol.standing import ChildState, State, Term
+from farcall.protocol.standing import ChildState, SupervisionState, Term
 from farcall.protocol.succession import Editions, KeptSnapshots
 from farcall.protocol.supervision_instructions import Present
 from farcall.testing.clock import ManualClock
@@ -112,9 +112,9 @@ class Member:
     def reaches(self, number: int) -> bool:
         return number == self.number or self.meetings[number] is not None
 
-    def take(self, plain: tuple[Any, ...]) -> State:
+    def take(self, plain: tuple[Any, ...]) -> SupervisionState:
         """Return a state as it arrives here."""
-        state = State.of(plain)
+        state = SupervisionState.of(plain)
         return state._replace(children=tuple(map(self._take_child, state.children)))
 
     def _take_child(self, child: ChildState) -> ChildState:

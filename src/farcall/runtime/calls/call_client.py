@@ -26,13 +26,13 @@ from farcall.errors import (
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.future import Future, FutureOfCall, complete_with
 from farcall.runtime.calls.later_calls import LaterCalls, NotKept, To, key_of
-from farcall.runtime.calls.limits import Limit, Limits
+from farcall.runtime.calls.limits import CallLimits, Limit
 from farcall.runtime.calls.outboxes import GRACE
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.requests import IsSought, Requests
 from farcall.runtime.calls.waiting_requests import WaitingRequests, of_unmade
 from farcall.runtime.context import current_context, waiting
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.links import Links
@@ -67,10 +67,10 @@ class CallClient:
         machine: Machine,
         references: References,
         completion: CallCompletion,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         executor: Executor,
         coordinator: ShutdownCoordinator,
-        limits: Limits,
+        limits: CallLimits,
         pickling: Pickling,
         waiting_requests: WaitingRequests,
     ) -> None:

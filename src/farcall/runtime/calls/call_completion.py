@@ -27,10 +27,10 @@ from farcall.log import get_logger
 from farcall.protocol.instructions import TransferKey
 from farcall.runtime.calls.deadlines import Deadlines
 from farcall.runtime.calls.future import Future
-from farcall.runtime.calls.limits import Limits
+from farcall.runtime.calls.limits import CallLimits
 from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.context import CallContext, ServingAgent, reset_context, set_context
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Continuation, Machine
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.losses import Loss, Losses
@@ -76,10 +76,10 @@ class CallCompletion:
         machine: Machine,
         references: References,
         serializer: Serializer,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         executor: Executor,
         coordinator: ShutdownCoordinator,
-        limits: Limits,
+        limits: CallLimits,
         shortage: Shortage,
         wake: Callable[[], None],
         translate: Callable[[Any, WorkerInfo], BaseException],

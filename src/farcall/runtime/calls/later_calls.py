@@ -20,7 +20,7 @@ from farcall.runtime.calls.kept_bytes import KeptBytes
 from farcall.runtime.calls.limits import Limit
 from farcall.runtime.calls.outboxes import LOOK_AGAIN, OVERHEAD
 from farcall.runtime.context import CallContext, current_context, set_context
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.directory import Directory, plain_key
 from farcall.runtime.membership.inquiries import Look
@@ -77,7 +77,7 @@ class LaterCalls:
         machine: Machine,
         directory: Directory,
         references: References,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         serializer: Serializer,
         executor: Executor,
         coordinator: ShutdownCoordinator,

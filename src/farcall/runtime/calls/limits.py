@@ -12,10 +12,10 @@ from farcall.runtime.options.timeouts import ran_too_long
 from farcall.runtime.status import Status
 from farcall.runtime.threads.openmp import IdleTeam
 
-Limit = tuple[float, float, Served | None]  # see `Limits.of_call`
+Limit = tuple[float, float, Served | None]  # see `CallLimits.of_call`
 
 
-class Limits:
+class CallLimits:
     """The deadlines of the calls of one agent. Thread-safe.
 
     Args:

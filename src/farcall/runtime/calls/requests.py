@@ -15,10 +15,10 @@ from farcall.protocol.worker import WorkerMachine
 from farcall.runtime.calls.call_completion import CallCompletion
 from farcall.runtime.calls.call_names import OF_METHODS, method_of
 from farcall.runtime.calls.future import Future
-from farcall.runtime.calls.limits import Limit, Limits
+from farcall.runtime.calls.limits import CallLimits, Limit
 from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.context import CallBeingServed, current_context
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.peers import Peer, PendingCall
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
@@ -43,9 +43,9 @@ class Requests:
         machine: Machine,
         references: References,
         completion: CallCompletion,
-        gradients: Gradients,
+        gradients: DistributedGradients,
         coordinator: ShutdownCoordinator,
-        limits: Limits,
+        limits: CallLimits,
         pickling: Pickling,
     ) -> None:
         self._status = status

@@ -320,7 +320,7 @@ class ServerCall(Answering, eq=False):
             self.serving.machine.stop_waiting(self.key, gone)
 
     def limit(self) -> tuple[float, float, Served]:
-        """Return the time that the caller gives, as `Limits.of_call` does for calls made here."""
+        """Return the time that the caller gives: see `CallLimits.of_call` for calls made here."""
         served = (self.request.function, self.method, self.peer.name)
         return self.deadline, self.request.timeout, served
 

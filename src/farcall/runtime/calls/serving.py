@@ -11,7 +11,7 @@ from farcall.runtime.calls.pickling import Pickling
 from farcall.runtime.calls.shortage import Shortage
 from farcall.runtime.context import ServingAgent
 from farcall.runtime.control import ControlMessages
-from farcall.runtime.gradients import Gradients
+from farcall.runtime.gradients import DistributedGradients
 from farcall.runtime.machine import Machine
 from farcall.runtime.membership.shutdown import ShutdownCoordinator
 from farcall.runtime.references.handles import References
@@ -33,7 +33,7 @@ class Serving:
     machine: Machine
     references: References
     pickling: Pickling
-    gradients: Gradients
+    gradients: DistributedGradients
     executor: Executor
     coordinator: ShutdownCoordinator
     answers: Answers

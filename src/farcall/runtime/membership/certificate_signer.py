@@ -26,7 +26,7 @@ from farcall.transport.connect.chains import (
     MOST_CERTIFICATES,
     NotBelieved,
     SigningKey,
-    Span,
+    Validity,
     check_chain,
     check_name,
     check_signature,
@@ -63,7 +63,7 @@ class _Believed(NamedTuple):
 
     key: CertificatePublicKeyTypes
     names: list[str]
-    span: Span
+    span: Validity
 
 
 class _Files:

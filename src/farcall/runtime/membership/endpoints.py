@@ -38,7 +38,7 @@ class ListeningEndpoint(Endpoint, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class EndpointPlace:
     """The place where a worker is about to start, as far as opening its endpoint may need it.
 
     Attributes:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from farcall.errors import RendezvousError, RendezvousTimeout
 from farcall.ids import Worker
-from farcall.runtime.membership.records import CONFIRMATION, GATE, RECORD, Confirmation, Gate
+from farcall.runtime.membership.records import CONFIRMATION, GATE, RECORD, Confirmation, GateOutcome
 from farcall.runtime.membership.signed_store import SignedStore
 
 # How long to sleep, in seconds, before the store is asked again, and by which factor that grows: a
@@ -55,7 +55,7 @@ class FixedGroup:
 
     def abort(self, reason: str) -> None:
         """End the wait of all."""
-        self._decide(Gate("aborted", self._me.name, reason))
+        self._decide(GateOutcome("aborted", self._me.name, reason))
 
     def wait(self, timeout: float, deadline: float, given_up: threading.Event) -> list[Worker]:
         """Return all workers, by rank, when they are there. Blocks the calling thread.
@@ -80,15 +80,15 @@ class FixedGroup:
                 return self._ended(gate)
             # The last to confirm finds that all have, and opens the gate for those who wait.
             if self._is_confirmed():
-                opened = Gate("open", self._me.name, members=_digest(self._seen))
+                opened = GateOutcome("open", self._me.name, members=_digest(self._seen))
                 return self._ended(self._decide(opened))
             now = time.monotonic()
             if now >= self._claimed_at + CLAIM_SECONDS:
-                aborted = Gate("aborted", self._me.name, self._missing(now - begun))
+                aborted = GateOutcome("aborted", self._me.name, self._missing(now - begun))
                 return self._ended(self._decide(aborted))
             remaining = deadline - now
             if remaining <= 0:
-                late = Gate("timed out", self._me.name, self._missing(timeout))
+                late = GateOutcome("timed out", self._me.name, self._missing(timeout))
                 return self._ended(self._decide(late))
             if self._seen and not has_confirmed:
                 has_confirmed = True
@@ -126,15 +126,15 @@ class FixedGroup:
         is_mine = is_whole and workers[self._me.id].incarnation == self._me.incarnation
         return workers if is_mine else []
 
-    def _gate(self) -> Gate | None:
+    def _gate(self) -> GateOutcome | None:
         is_there = self._board.are_there(["gate"])
         return self._board.read("gate", GATE).value if is_there else None
 
-    def _decide(self, gate: Gate) -> Gate:
+    def _decide(self, gate: GateOutcome) -> GateOutcome:
         """End the wait of the group in this way, unless it has ended; return how it has ended."""
         return self._board.settle("gate", GATE, gate)
 
-    def _ended(self, gate: Gate) -> list[Worker]:
+    def _ended(self, gate: GateOutcome) -> list[Worker]:
         """Return the group, or raise why there is none."""
         failed = f"init_rpc of {self._me.name!r} can't succeed: "
         if gate.outcome == "timed out" and gate.by == self._me.name:

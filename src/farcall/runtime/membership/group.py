@@ -27,7 +27,7 @@ class Extension(Protocol):
 E = TypeVar("E", bound=Extension)
 
 
-class Group:
+class AgentGroup:
     """The group of an agent.
 
     Args:

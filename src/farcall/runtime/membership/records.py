@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from farcall.ids import Worker, is_name, original
-from farcall.runtime.membership.signed_store import Kind
+from farcall.runtime.membership.signed_store import ValueKind
 
 MAX_ID = (1 << 31) - 1
 MAX_ADDRESSES = 16
@@ -28,7 +28,7 @@ class Confirmation(msgspec.Struct, frozen=True):
     members: bytes
 
 
-class Gate(msgspec.Struct, frozen=True):
+class GateOutcome(msgspec.Struct, frozen=True):
     """The outcome of the wait of the whole group, and the worker that ended it.
 
     Attributes:
@@ -55,7 +55,9 @@ def is_possible(worker: Worker) -> bool:
     )
 
 
-RECORD = Kind(Record, lambda record: record.worker.name, lambda record: is_possible(record.worker))
-WORKER = Kind(Worker, lambda worker: worker.name, is_possible)
-CONFIRMATION = Kind(Confirmation, lambda confirmation: confirmation.by)
-GATE = Kind(Gate, lambda gate: gate.by)
+RECORD = ValueKind(
+    Record, lambda record: record.worker.name, lambda record: is_possible(record.worker)
+)
+WORKER = ValueKind(Worker, lambda worker: worker.name, is_possible)
+CONFIRMATION = ValueKind(Confirmation, lambda confirmation: confirmation.by)
+GATE = ValueKind(GateOutcome, lambda gate: gate.by)

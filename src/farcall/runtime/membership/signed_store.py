@@ -49,7 +49,7 @@ class StoreFailed(RuntimeError):
     """The store is gone, or does what no store does. The message says what."""
 
 
-class Found(NamedTuple, Generic[T]):
+class StoredValue(NamedTuple, Generic[T]):
     """The contents of a key.
 
     Attributes:
@@ -65,7 +65,7 @@ class Found(NamedTuple, Generic[T]):
     objection: str = ""
 
 
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """A type of values: how they become bytes, who signs them, and which are possible.
 
     Args:
@@ -136,19 +136,19 @@ class SignedStore:
 
     # Values.
 
-    def read(self, key: str, kind: Kind[T]) -> Found[T]:
+    def read(self, key: str, kind: ValueKind[T]) -> StoredValue[T]:
         """Return what a key holds."""
         return self._found(key, kind, self._swap(key, _NOTHING, _NOTHING))
 
-    def write(self, key: str, expected: bytes, kind: Kind[T], value: T) -> Found[T]:
+    def write(self, key: str, expected: bytes, kind: ValueKind[T], value: T) -> StoredValue[T]:
         """Put a value in the place of the expected one; return the one that the key holds then.
 
         Args:
-            expected: as in `Found.raw`.
+            expected: as in `StoredValue.raw`.
         """
         return self._found(key, kind, self._swap(key, expected, self._sealed(key, value)))
 
-    def settle(self, key: str, kind: Kind[T], value: T) -> T:
+    def settle(self, key: str, kind: ValueKind[T], value: T) -> T:
         """Put a value where there is none; return the one that is there then."""
         expected = b""
         for _ in range(MOST_TRIES):
@@ -207,9 +207,9 @@ class SignedStore:
         body = encode_msgpack(value)
         return encode_msgpack(_Sealed(body, self._signer.sign(self._bound(key, body))))
 
-    def _found(self, key: str, kind: Kind[T], raw: bytes) -> Found[T]:
+    def _found(self, key: str, kind: ValueKind[T], raw: bytes) -> StoredValue[T]:
         if not raw:
-            return Found(raw, None)
+            return StoredValue(raw, None)
         sealed = None
         if len(raw) <= MAX_VALUE:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
@@ -220,9 +220,9 @@ class SignedStore:
             bound, name = self._bound(key, sealed.body), kind.signatory(value)
             objection = self._signer.objection(bound, sealed.signature, name)
         if objection is None:
-            return Found(raw, value)
+            return StoredValue(raw, value)
         self._name(key, objection)
-        return Found(raw, None, value, objection)
+        return StoredValue(raw, None, value, objection)
 
     def _name(self, key: str, objection: str) -> None:
         with self._lock:

@@ -107,7 +107,7 @@ class Unsigned:
         return None
 
 
-class Membership:
+class MembershipProof:
     """A signature of a worker's identity and group, shown to the workers that it dials.
 
     Args:

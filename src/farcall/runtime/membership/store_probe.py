@@ -60,7 +60,7 @@ class _Late(Exception):
     """A try ended for lack of time. The message says in which phase."""
 
 
-class Search:
+class StoreSearch:
     """Looks for a store at a host and port until the deadline.
 
     The thread that looks can be interrupted at any time. Only the system's resolver may be left

@@ -26,7 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from farcall.errors import FarcallError, RendezvousError, RendezvousTimeout
-from farcall.runtime.membership.store_probe import LOOPBACK, Search, listen_on_loopback
+from farcall.runtime.membership.store_probe import LOOPBACK, StoreSearch, listen_on_loopback
 from farcall.transport.uninterrupted import in_a_thread
 
 # Stands for "no limit" where torch wants one: its stores count milliseconds in 32 bits.
@@ -130,9 +130,9 @@ def connect_to_store(
 
     Raises:
         RendezvousTimeout: no store is at that address; the message says what else answers there.
-        RendezvousError: something else has answered, or see `Search.resolve`.
+        RendezvousError: something else has answered, or see `StoreSearch.resolve`.
     """
-    search = Search(host, port, timeout, confined=confined)
+    search = StoreSearch(host, port, timeout, confined=confined)
     address = search.find(hint)
     late = search.late(hint, "what listens there has answered one question, and not the next")
     try:
@@ -242,7 +242,7 @@ def _open_tcp(
 ) -> Store:
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     if rank == 0 and not hosted_by_agent:
-        search = Search(host, port, timeout, confined=confined)
+        search = StoreSearch(host, port, timeout, confined=confined)
         return _host_store(host, port, search, use_libuv, confined)
     host_of_store = "torchrun or farcall launch" if hosted_by_agent else "rank 0"
     hint = f"; is {host_of_store} running, and is that its address?"
@@ -255,7 +255,9 @@ def _open_tcp(
     return store
 
 
-def _host_store(host: str, port: int, search: Search, use_libuv: bool, confined: bool) -> Store:
+def _host_store(
+    host: str, port: int, search: StoreSearch, use_libuv: bool, confined: bool
+) -> Store:
     addresses = search.resolve("; is it the name of rank 0's machine?")
     late = search.late("", "the store that this process hosts does not answer it")
 

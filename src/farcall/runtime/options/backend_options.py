@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Never
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.runtime.membership.endpoints import ListeningEndpoint, Place, open_endpoint
+from farcall.runtime.membership.endpoints import EndpointPlace, ListeningEndpoint, open_endpoint
 from farcall.runtime.options import checks as check
 from farcall.runtime.options.devices import Device, DeviceMap, device_list, device_map_of
 from farcall.runtime.options.option_checks import CHECKS
@@ -300,7 +300,7 @@ class RpcBackendOptions:
         """Return whether a worker that is given no secret takes this user's on this machine."""
         return not self.insecure
 
-    def open_endpoint(self, place: Place) -> ListeningEndpoint:
+    def open_endpoint(self, place: EndpointPlace) -> ListeningEndpoint:
         """Return the endpoint over which frames travel. Called once when a worker starts.
 
         Options of another backend override this, with an `Endpoint` of their own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as in stores.py
 
-from farcall.runtime.membership.endpoints import ListeningEndpoint, Place
+from farcall.runtime.membership.endpoints import EndpointPlace, ListeningEndpoint
 from farcall.runtime.options import checks as check
 from farcall.runtime.options.backend_options import (
     DEFAULT_INIT_METHOD,
@@ -16,7 +16,7 @@ from farcall.runtime.options.backend_options import (
     RpcBackendOptions,
 )
 from farcall.runtime.options.types import BackendType, FarcallOptions
-from farcall.runtime.process_groups.nccl import Candidate
+from farcall.runtime.process_groups.nccl import NcclCandidate
 from farcall.runtime.process_groups.opening import BACKENDS, open_group
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 
@@ -81,7 +81,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
         """No: see above."""
         return False
 
-    def open_endpoint(self, place: Place) -> ListeningEndpoint:
+    def open_endpoint(self, place: EndpointPlace) -> ListeningEndpoint:
         """Wait for the others, and connect with all of them.
 
         Raises:
@@ -100,7 +100,9 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
                 "the secret or the certificates: leave out FARCALL_SECRET, FARCALL_SECRET_FILE, "
                 "FARCALL_TLS_... and the options secret= and tls=, or use TENSORPIPE"
             )
-        candidate = Candidate(PrefixStore("nccl", place.store), place.me.id, self._cuda_devices())
+        candidate = NcclCandidate(
+            PrefixStore("nccl", place.store), place.me.id, self._cuda_devices()
+        )
         group = open_group(
             self.group_backend,
             place.store,

@@ -187,7 +187,7 @@ def _lost(error: RuntimeError) -> LinkError:
     return LinkError(f"nccl failed: {str(error).strip()[:300]}")
 
 
-class Candidate:
+class NcclCandidate:
     """Finds out, with the other ranks, whether there can be lanes: all have nccl and a device.
 
     Args:

@@ -13,7 +13,7 @@ from farcall.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
 from farcall.runtime.membership.stores import bounded
 from farcall.runtime.process_groups.gloo import GlooGroup
 from farcall.runtime.process_groups.mpi import MpiGroup
-from farcall.transport.process_group.group import Group
+from farcall.transport.process_group.group import RankGroup
 
 BACKENDS = ("gloo", "mpi")
 _STEP_SECONDS = 1.0  # one wait at the store
@@ -21,7 +21,7 @@ _STEP_SECONDS = 1.0  # one wait at the store
 
 def open_group(
     backend: str, store: Store, rank: int, size: int, host: str, timeout: float, name: str
-) -> Group:
+) -> RankGroup:
     """Wait for all ranks and connect them. Blocks the calling thread.
 
     Args:
@@ -52,7 +52,7 @@ def open_group(
     )
     left = max(1.0, deadline - time.monotonic())
 
-    def connect() -> Group:
+    def connect() -> RankGroup:
         if backend == "mpi":
             return MpiGroup(rank, size)
         return GlooGroup(PrefixStore("gloo", store), rank, size, host)

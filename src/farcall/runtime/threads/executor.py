@@ -5,14 +5,14 @@ user functions included, so that a short call costs no hand-over between threads
 to another thread when the leader
 
 - enters a farcall wait (`waiting`): a nested call, `Future.wait`, `RRef.to_here`; or
-- has been busy with one event for a millisecond, counted from `allow_promotion`: a watchdog sees to
-  that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without taking the
-  GIL from others.
+- has been busy with one event for one to four milliseconds, counted from `allow_promotion`: a
+  watchdog sees to that, as Go's sysmon does. `transport.base.Watch` looks for it, if it can without
+  taking the GIL from others.
 
-Until the leader says `allow_promotion`, no other thread takes an event. So the state machines see the
-events of one link in their order, which the reference protocol relies on; work that may take long
-or run user code (sending, completing futures, functions) comes after. The word of a thread that has
-just lost the lead does not count (docs/threads.md).
+Until the leader says `allow_promotion`, no other thread takes an event. So the state machines see
+the events of one link in their order, which the reference protocol relies on; work that may take
+long or run user code (sending, completing futures, functions) comes after. The word of a thread
+that has just lost the lead does not count (docs/threads.md).
 
 At most `max_running` user functions run at once, and some more of callers that would have none
 (`function_queue`); others are queued, and replies are still received.
@@ -214,7 +214,7 @@ class Executor:
                     self._watch.begin()
 
     def begin_completion(self) -> None:
-        """Let the lead pass as `allow_promotion` does; this thread then completes a call's future."""
+        """Let the lead pass as `allow_promotion` does, before this thread completes a future."""
         if self._leader == (me := threading.get_ident()):
             with self._lock:
                 if leads := self._leader == me:

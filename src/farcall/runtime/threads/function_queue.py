@@ -44,7 +44,7 @@ def max_threads_of(max_threads: int | None, num_worker_threads: int) -> int:
     return max_threads or max(DEFAULT_MAX_THREADS, 2 * num_worker_threads)
 
 
-class Turns:
+class CallerTurns:
     """Functions of several callers, which take turns. Functions of one caller stay in order."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class FunctionQueue:
         self._most = most = max_threads - 1
         self.plenty = max(1, most // 4, most - MOST_RESERVED, min(max_running, most // 2))
         self.guests = 0 if max_running < 2 else max(1, max_running // 4)
-        self._fresh = Turns()
-        self._held: dict[int, Turns] = {}  # by depth
+        self._fresh = CallerTurns()
+        self._held: dict[int, CallerTurns] = {}  # by depth
 
     def limit(self, depth: int) -> int:
         """Return how many threads the functions of this depth, and of less, may have."""
@@ -158,7 +158,7 @@ class FunctionQueue:
             if depth >= least and self.admits(depth, taken):
                 self.size -= 1
                 return function, depth, caller
-            self._held.setdefault(depth, Turns()).push(caller, function, depth)
+            self._held.setdefault(depth, CallerTurns()).push(caller, function, depth)
             is_short = True
         if is_short:
             self.held_at = time.monotonic()
@@ -166,6 +166,6 @@ class FunctionQueue:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._fresh = Turns()
+        self._fresh = CallerTurns()
         self._held.clear()
         self.size = 0

@@ -66,7 +66,7 @@ class NotBelieved(ValueError):
 _SOON, _SOON_SHARE = datetime.timedelta(days=1), 10
 
 
-class Span(NamedTuple):
+class Validity(NamedTuple):
     """From when until when all certificates of a chain are good.
 
     Attributes:
@@ -79,7 +79,7 @@ class Span(NamedTuple):
     ends: str = ITS_OWN
 
     @classmethod
-    def of(cls, path: Sequence[x509.Certificate]) -> Span:
+    def of(cls, path: Sequence[x509.Certificate]) -> Validity:
         """Return the span of a worker's certificate, those between, and the authority's."""
         named = [ITS_OWN, *[_OF_AN_AUTHORITY] * (len(path) - 1)]
         begins = [one.not_valid_before_utc for one in path]
@@ -114,7 +114,9 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def check_chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> Span:
+def check_chain(
+    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> Validity:
     """Return how long a chain is good, whose first certificate is the worker's.
 
     Raises:
@@ -131,7 +133,7 @@ def check_chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Ce
             _check_purpose(certificate)
         if number:
             _check_issuer(certificate, number - 1)
-    span = Span.of(path)
+    span = Validity.of(path)
     span.check(now())
     return span
 

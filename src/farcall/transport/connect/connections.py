@@ -48,7 +48,7 @@ from farcall.transport.connect.keys import Keys
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
-from farcall.transport.connect.turns import Turns
+from farcall.transport.connect.turns import DialTurns
 from farcall.transport.connect.versions import Versions
 from farcall.transport.connect.visitors import Visitor
 from farcall.transport.forks import keep_from_children
@@ -112,7 +112,7 @@ class Connections(Generic[L]):
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._closing = threading.Event()
-        self._turns = Turns()
+        self._turns = DialTurns()
         self._strangers = StrangerLog(logger, me.name)
         self._versions = Versions(me.name)
         self._hosts: HostWatch[L] = HostWatch(

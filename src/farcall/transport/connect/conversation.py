@@ -25,11 +25,11 @@ from farcall.transport.connect.handshake_messages import (
     ERRORS,
     LENGTH,
     LIMIT,
+    DiallerReady,
     Ended,
     Hello,
     Message,
     Proof,
-    Ready,
     Refuse,
     Unfinished,
     decode,
@@ -106,7 +106,7 @@ class Wire:
         return data[:count]
 
 
-class Channel:
+class HandshakeChannel:
     """Messages of the handshake over a stream. `handshake.py` has their meaning.
 
     Attributes:
@@ -130,7 +130,7 @@ class Channel:
         self.stream.write(LENGTH.pack(len(data)) + data)
         return data
 
-    def receive(self) -> Script[tuple[Hello | Proof | Ready, bytes]]:
+    def receive(self) -> Script[tuple[Hello | Proof | DiallerReady, bytes]]:
         """Return the peer's next message and its bytes, or raise what a Refuse says."""
         prefix = yield from self.stream.read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix)
@@ -166,8 +166,8 @@ class Conversation(Generic[T]):
         wants: how many bytes it takes next, at most; 0: none, as it is over, or waits for `go_on`.
     """
 
-    def __init__(self, play: Callable[[Channel], Script[T]]) -> None:
-        self._channel = Channel()
+    def __init__(self, play: Callable[[HandshakeChannel], Script[T]]) -> None:
+        self._channel = HandshakeChannel()
         self._script = play(self._channel)
         self._results: list[T] = []
         self._failure: LinkError | None = None

@@ -59,7 +59,7 @@ class _FileState(NamedTuple):
 _State = list[_FileState | None]
 
 
-class Contexts(NamedTuple):
+class TlsContexts(NamedTuple):
     """For connections in either direction."""
 
     dialling: ssl.SSLContext
@@ -75,7 +75,7 @@ class Certificates(Protocol):
 
     binds_names: bool
 
-    def contexts(self) -> Contexts:
+    def contexts(self) -> TlsContexts:
         """Return what a new connection uses."""
 
     def refused(self, verify_code: int, message: str) -> str:
@@ -160,7 +160,7 @@ class SecretCertificates:
         with _as_file(worker) as path:
             self._contexts = _contexts(path, None, cadata=ca)
 
-    def contexts(self) -> Contexts:
+    def contexts(self) -> TlsContexts:
         return self._contexts
 
     def refused(self, verify_code: int, message: str) -> str:
@@ -256,10 +256,10 @@ class FileCertificates:
         self._config = config
         self._files = Renewed(config, "links", self._read)
 
-    def contexts(self) -> Contexts:
+    def contexts(self) -> TlsContexts:
         return self._files.get()
 
-    def _read(self, *_: bytes) -> Contexts:
+    def _read(self, *_: bytes) -> TlsContexts:
         config = self._config
         try:
             contexts = _contexts(config.cert, config.key, cafile=config.ca)
@@ -324,8 +324,8 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 def _contexts(
     cert: str, key: str | None, *, cafile: str | None = None, cadata: str | None = None
-) -> Contexts:
-    return Contexts(
+) -> TlsContexts:
+    return TlsContexts(
         *(
             _context(protocol, cert, key, cafile, cadata)
             for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)

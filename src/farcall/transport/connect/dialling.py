@@ -22,21 +22,21 @@ from farcall.protocol.connecting import (
     Cause,
     Connecting,
     Dead,
-    Failure,
+    DialFailure,
     Instruction,
     Late,
     Linked,
     Pause,
     Talk,
     Try,
-    Wait,
+    WaitForDialler,
 )
 from farcall.transport.base import NotSent, Silent
 from farcall.transport.connect import addresses, dark_hosts, race
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.handshake_messages import Identity, NotHere, Unfinished
 from farcall.transport.connect.listening import Listening
-from farcall.transport.connect.turns import Turns
+from farcall.transport.connect.turns import DialTurns
 from farcall.transport.forks import keep_from_children
 
 MAX_SECONDS = 3600.0
@@ -224,7 +224,7 @@ class Dialler(Generic[T]):
         me: Identity,
         listening: Listening,
         closing: threading.Event,
-        turns: Turns | None = None,
+        turns: DialTurns | None = None,
     ) -> None:
         self.urls = worker.addresses
         self._worker = worker
@@ -278,7 +278,7 @@ class Dialler(Generic[T]):
                         raise self._death(step)
                     case Late():
                         raise NotSent(self._said() or self._nothing_tried())
-                    case Wait(until):
+                    case WaitForDialler(until):
                         step = self._wait(caller, until, deadline)
                     case Pause(until):
                         self._closing.wait(seconds_until(until))
@@ -301,7 +301,7 @@ class Dialler(Generic[T]):
     def _wait(self, caller: object, until: float, deadline: float) -> Instruction:
         with self._changed:
             step = self._machine.woke(caller, time.monotonic(), deadline)
-            if isinstance(step, Wait):  # no caller has ended in between
+            if isinstance(step, WaitForDialler):  # no caller has ended in between
                 self._changed.wait(seconds_until(until))
                 step = self._machine.woke(caller, time.monotonic(), deadline)
             return step
@@ -314,7 +314,7 @@ class Dialler(Generic[T]):
         except OSError as error:
             return self._failed(url, failure_of(error), _reason(error))
         if found is None:
-            return self._failed(url, Failure.ABSENT, "no process listens there")
+            return self._failed(url, DialFailure.ABSENT, "no process listens there")
         sock, description = found
         with self._changed:
             left = seconds_until(self._machine.connected(time.monotonic()).until)
@@ -326,7 +326,7 @@ class Dialler(Generic[T]):
             if not isinstance(error, OSError):
                 raise
             failure = failure_of_handshake(error)
-            if isinstance(error, LinkError) and failure is not Failure.HANDSHAKE_UNFINISHED:
+            if isinstance(error, LinkError) and failure is not DialFailure.HANDSHAKE_UNFINISHED:
                 self._refusals.append(error)
             return self._failed(url, failure, str(error))
         with self._changed:
@@ -334,7 +334,7 @@ class Dialler(Generic[T]):
             self._machine.linked()
         return Linked()
 
-    def _failed(self, url: str, failure: Failure, why: str) -> Instruction:
+    def _failed(self, url: str, failure: DialFailure, why: str) -> Instruction:
         with self._changed:
             self._tried[url] = why
             return self._machine.failed(time.monotonic(), failure, random.random())
@@ -360,26 +360,28 @@ class Dialler(Generic[T]):
         return LinkError(f"can't reach worker {name!r}: {self._ways.explain(said)}")
 
 
-def failure_of(error: OSError) -> Failure:
+def failure_of(error: OSError) -> DialFailure:
     """Return what it says of a worker that connecting to its address failed so."""
     if isinstance(error, PermissionError) and error.errno is None:
-        return Failure.ABSENT  # a process of another user, or none of the worker's, listens there
+        return (
+            DialFailure.ABSENT
+        )  # a process of another user, or none of the worker's, listens there
     if isinstance(error, socket.gaierror):
-        return Failure.NO_ANSWER  # names of hosts come and go while these live
+        return DialFailure.NO_ANSWER  # names of hosts come and go while these live
     if isinstance(error, ConnectionRefusedError):
-        return Failure.ABSENT
+        return DialFailure.ABSENT
     if error.errno in OF_THIS_MACHINE:
-        return Failure.OF_THIS_MACHINE
-    return Failure.TIMED_OUT if isinstance(error, TimeoutError) else Failure.NO_ANSWER
+        return DialFailure.OF_THIS_MACHINE
+    return DialFailure.TIMED_OUT if isinstance(error, TimeoutError) else DialFailure.NO_ANSWER
 
 
-def failure_of_handshake(error: OSError) -> Failure:
+def failure_of_handshake(error: OSError) -> DialFailure:
     """Return what it says of a worker that a handshake over a connection failed so."""
     if isinstance(error, NotHere | BadFrame):
-        return Failure.ABSENT  # another process has the address now
+        return DialFailure.ABSENT  # another process has the address now
     if isinstance(error, LinkError) and not isinstance(error, Unfinished):
-        return Failure.REFUSED
-    return Failure.HANDSHAKE_UNFINISHED
+        return DialFailure.REFUSED
+    return DialFailure.HANDSHAKE_UNFINISHED
 
 
 def _reason(error: OSError) -> str:

@@ -47,8 +47,8 @@ import msgspec
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.transport.base import Meeting
 from farcall.transport.connect.conversation import (
-    Channel,
     Conversation,
+    HandshakeChannel,
     Refusal,
     Script,
     Stage,
@@ -61,11 +61,11 @@ from farcall.transport.connect.handshake_messages import (
     NONCE_LENGTH,
     PROTOCOL,
     VERSION,
+    DiallerReady,
     Hello,
     Identity,
     NotHere,
     Proof,
-    Ready,
     Unwanted,
     printable,
 )
@@ -135,7 +135,7 @@ def connect(
 
 
 def check_presence(
-    channel: Channel, secret: bytes, greeting: tuple[Hello, Hello, bytes, bytes]
+    channel: HandshakeChannel, secret: bytes, greeting: tuple[Hello, Hello, bytes, bytes]
 ) -> Script[None]:
     """Check that the acceptor knows the secret, of which the connector's hello has asked it.
 
@@ -177,7 +177,7 @@ def accepting(
 
 
 def greet(
-    channel: Channel, me: Identity, terms: Terms, wanted: Wanted
+    channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Wanted
 ) -> Script[tuple[Hello, Hello, bytes, bytes]]:
     """Begin as the connector, and learn the identity of the acceptor.
 
@@ -198,7 +198,7 @@ def greet(
     return hello, answer, mine, theirs
 
 
-def _secure(channel: Channel, terms: Terms) -> Script[None]:
+def _secure(channel: HandshakeChannel, terms: Terms) -> Script[None]:
     """Begin TLS at the connector, if there are credentials for it."""
     if terms.certificates is None:
         return
@@ -219,19 +219,19 @@ def _secure(channel: Channel, terms: Terms) -> Script[None]:
     channel.stream = stream
 
 
-def _connect(channel: Channel, me: Identity, terms: Terms, wanted: Wanted) -> Script[Met]:
+def _connect(channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Wanted) -> Script[Met]:
     hello, answer, mine, theirs = yield from greet(channel, me, terms, wanted)
     if terms.secret is not None:
         channel.send(Proof(_digest(terms.secret, "connector", mine, theirs)))
         expected = _digest(terms.secret, "acceptor", mine, theirs)
         yield from _check_proof(channel, answer.identity, expected)
-    channel.send(Ready())
+    channel.send(DiallerReady())
     keys = _keys(channel, hello, answer, _transcript(mine, theirs), terms)
     return Met(_agreed(answer, me), keys)
 
 
 def _accept(
-    channel: Channel,
+    channel: HandshakeChannel,
     me: Identity,
     terms: Terms,
     admit: Callable[[Identity], str | None],
@@ -270,13 +270,13 @@ def _accept(
         yield from _check_admitted(channel, peer, admit)
         channel.send(Proof(_digest(terms.secret, "acceptor", theirs, mine)))
     ready, _ = yield from channel.receive()
-    if not isinstance(ready, Ready):
+    if not isinstance(ready, DiallerReady):
         raise BadFrame("the peer did not end the handshake")
     keys = _keys(channel, hello, answer, _transcript(theirs, mine), terms)
     return Met(peer, None if keys is None else keys.of_acceptor())
 
 
-def _secured(channel: Channel, terms: Terms) -> Script[None]:
+def _secured(channel: HandshakeChannel, terms: Terms) -> Script[None]:
     """Take part in TLS at the acceptor, or say that there is none."""
     if terms.certificates is None:
         raise Refusal(
@@ -306,7 +306,7 @@ def _agreed(hello: Hello, me: Identity) -> Identity:
 
 
 def _keys(
-    channel: Channel, connector: Hello, acceptor: Hello, transcript: bytes, terms: Terms
+    channel: HandshakeChannel, connector: Hello, acceptor: Hello, transcript: bytes, terms: Terms
 ) -> Keys | None:
     """Return the connector's keys, once the last message has come."""
     if not isinstance(channel.stream, TlsStream):
@@ -349,7 +349,7 @@ def _hello(me: Identity, terms: Terms, wanted: Wanted) -> Hello:
     )
 
 
-def _check_common(channel: Channel, hello: Hello, terms: Terms) -> None:
+def _check_common(channel: HandshakeChannel, hello: Hello, terms: Terms) -> None:
     if hello.protocol != PROTOCOL:
         raise BadFrame(f"the peer speaks {printable(hello.protocol)!r}, not {PROTOCOL!r}")
     if hello.version != VERSION:
@@ -400,7 +400,7 @@ def _check_expected(actual: Identity, wanted: Wanted) -> None:
 
 
 def _check_admitted(
-    channel: Channel, peer: Identity, admit: Callable[[Identity], str | None]
+    channel: HandshakeChannel, peer: Identity, admit: Callable[[Identity], str | None]
 ) -> Script[None]:
     channel.stage = Stage.PROVEN
     yield 0
@@ -409,7 +409,7 @@ def _check_admitted(
         raise Refusal(Unwanted, f"refused worker {printable(peer.name)!r}: {reason}", reason)
 
 
-def _check_proof(channel: Channel, peer: Identity, expected: bytes) -> Script[None]:
+def _check_proof(channel: HandshakeChannel, peer: Identity, expected: bytes) -> Script[None]:
     proof, _ = yield from channel.receive()
     if not isinstance(proof, Proof):
         raise BadFrame("the peer did not send its proof")

@@ -146,7 +146,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
     digest: bytes
 
 
-class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
+class DiallerReady(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
     """I, who connected, have all I need, and use this link from now on."""
 
 
@@ -157,7 +157,7 @@ class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
     code: Code
 
 
-Message = Hello | Proof | Ready | Refuse
+Message = Hello | Proof | DiallerReady | Refuse
 decode = msgspec.msgpack.Decoder(Message).decode
 
 

@@ -19,8 +19,8 @@ from farcall.ids import Worker, original
 from farcall.transport.base import NotSent
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.conversation import (
-    Channel,
     Conversation,
+    HandshakeChannel,
     Refusal,
     Script,
     drive,
@@ -155,7 +155,7 @@ def _ask(
     drive(dialled.sock, Conversation(lambda channel: _learn(channel, me, terms, wanted)), until)
 
 
-def _learn(channel: Channel, me: Identity, terms: Terms, wanted: Wanted) -> Script[None]:
+def _learn(channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Wanted) -> Script[None]:
     try:
         greeting = yield from greet(channel, me, terms, wanted)
         if terms.secret is not None and wanted.probes:

@@ -21,7 +21,7 @@ SECONDS = 5.0
 LONGEST_WAIT = 3600.0
 
 
-class Turns:
+class DialTurns:
     """Lets a few callers go on at once, and the others in the order of their arrival. Thread-safe.
 
     Args:

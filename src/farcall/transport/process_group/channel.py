@@ -31,10 +31,10 @@ from farcall.transport.process_group.frames import (
     ENVELOPE_TAG,
     MESSAGE_SIZE,
     PAYLOAD_TAG,
-    Kind,
+    EnvelopeKind,
     announce,
 )
-from farcall.transport.process_group.group import Group, Lanes, Operation
+from farcall.transport.process_group.group import Lanes, Operation, RankGroup
 from farcall.transport.waiter import MAX_WAIT
 from farcall.wire.messages import Buffer, OnDevice
 
@@ -46,7 +46,7 @@ DEPTH = 2  # messages that the peer can send before the first is looked at
 class Envelope(msgspec.Struct, frozen=True):
     """The content of an envelope. `follows`: bytes that come under the other tag."""
 
-    kind: Kind
+    kind: EnvelopeKind
     by_dialler: bool
     link: int
     inline: memoryview
@@ -82,7 +82,7 @@ class Channel:
 
     def __init__(
         self,
-        group: Group,
+        group: RankGroup,
         rank: int,
         on_envelope: Callable[[Channel, Envelope], None],
         on_end: Callable[[Channel, str], None],
@@ -126,7 +126,7 @@ class Channel:
 
     def send(
         self,
-        kind: Kind,
+        kind: EnvelopeKind,
         by_dialler: bool,
         link: int,
         inline: Sequence[Buffer] = (),
@@ -152,7 +152,7 @@ class Channel:
         envelope = ENVELOPE.pack(kind, by_dialler, link, length, follows)
         on_device = []
         for announcement, some in announce(buffers):
-            head = ENVELOPE.pack(Kind.ON_DEVICE, by_dialler, link, len(announcement), 0)
+            head = ENVELOPE.pack(EnvelopeKind.ON_DEVICE, by_dialler, link, len(announcement), 0)
             on_device.append((bytearray(head + announcement), some))
         size = length + follows + sum(one.size for _, some in on_device for one in some)
         job = _Job([bytearray().join((envelope, *inline)), *payload], size, on_device)
@@ -281,7 +281,7 @@ class Channel:
                 return
             self._said_bye = True
             self._use()
-            bye = bytearray(ENVELOPE.pack(Kind.BYE, False, 0, 0, 0))
+            bye = bytearray(ENVELOPE.pack(EnvelopeKind.BYE, False, 0, 0, 0))
             self._unposted += 1
             self._jobs.put(_Job([bye], 0))
             self._jobs.put(None)
@@ -339,7 +339,7 @@ class Channel:
                 operation, memory = coming.popleft()
                 operation.wait()
                 envelope = _parse(memory)
-                if envelope.kind is Kind.BYE:
+                if envelope.kind is EnvelopeKind.BYE:
                     break
                 with self._has_room:
                     self._use()
@@ -378,9 +378,9 @@ class Channel:
 
 def _parse(memory: memoryview) -> Envelope:
     kind, by_dialler, link, length, follows = ENVELOPE.unpack_from(memory)
-    if kind not in Kind.__members__.values():
+    if kind not in EnvelopeKind.__members__.values():
         raise BadFrame(f"a message of unknown kind {kind} came from the process group")
     if length > len(memory) - ENVELOPE.size:
         raise BadFrame(f"a message claims {length} bytes, more than any has")
     inline = memory[ENVELOPE.size : ENVELOPE.size + length]
-    return Envelope(Kind(kind), bool(by_dialler), link, inline, follows)
+    return Envelope(EnvelopeKind(kind), bool(by_dialler), link, inline, follows)

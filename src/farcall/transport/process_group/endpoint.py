@@ -33,16 +33,16 @@ from farcall.transport.base import (
 from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import admit_all
 from farcall.transport.process_group.channel import Channel, Envelope
-from farcall.transport.process_group.frames import Kind, announced, put_in_place, unpack
-from farcall.transport.process_group.group import Group, Lanes
+from farcall.transport.process_group.frames import EnvelopeKind, announced, put_in_place, unpack
+from farcall.transport.process_group.group import Lanes, RankGroup
 from farcall.transport.process_group.link import (
     GroupLink,
-    Hello,
+    LinkHello,
     Opening,
     decode_hello,
 )
 from farcall.transport.waiter import MAX_WAIT, Waiter
-from farcall.transport.watch import Watch
+from farcall.transport.watch import PollingWatch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import KINDS
 
@@ -66,7 +66,7 @@ class ProcessGroupEndpoint:
     def __init__(
         self,
         me: Identity,
-        group: Group,
+        group: RankGroup,
         admit: Admit = admit_all,
         limits: Limits = DEFAULT_LIMITS,
         lanes: Lanes | None = None,
@@ -159,7 +159,7 @@ class ProcessGroupEndpoint:
         number = next(self._numbers)
         self._openings[number] = opening
         try:
-            channel.send(Kind.OPEN, True, number, [self._hello(worker.incarnation)])
+            channel.send(EnvelopeKind.OPEN, True, number, [self._hello(worker.incarnation)])
         except LinkError as error:
             del self._openings[number]
             raise LinkError(f"can't reach worker {worker.name!r}: {error}") from error
@@ -168,7 +168,7 @@ class ProcessGroupEndpoint:
     def _hello(self, expects: int) -> bytes:
         me = self.me
         names = me.name, me.id, me.incarnation
-        return encode_msgpack(Hello(*names, expects, me.host, me.main, me.strict))
+        return encode_msgpack(LinkHello(*names, expects, me.host, me.main, me.strict))
 
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """Note, for a link, that a thread waits for the outcome of a call."""
@@ -184,17 +184,17 @@ class ProcessGroupEndpoint:
     def _on_envelope(self, channel: Channel, envelope: Envelope) -> None:
         # The flag says what the sender is; the key, what we are.
         key = (channel.rank, not envelope.by_dialler, envelope.link)
-        if envelope.kind is Kind.FRAME:
+        if envelope.kind is EnvelopeKind.FRAME:
             self._on_frame(channel, key, envelope)
-        elif envelope.kind is Kind.ON_DEVICE:
+        elif envelope.kind is EnvelopeKind.ON_DEVICE:
             self._on_announcement(channel, envelope)
-        elif envelope.kind is Kind.OPEN:
+        elif envelope.kind is EnvelopeKind.OPEN:
             self._on_open(channel, envelope)
-        elif envelope.kind in (Kind.HOLD, Kind.GO_ON):
+        elif envelope.kind in (EnvelopeKind.HOLD, EnvelopeKind.GO_ON):
             link = self._links.get(key)
             if link is not None:
-                link.gate.set_open(envelope.kind is Kind.GO_ON)
-        elif envelope.kind is Kind.END:
+                link.gate.set_open(envelope.kind is EnvelopeKind.GO_ON)
+        elif envelope.kind is EnvelopeKind.END:
             link = self._links.get(key)
             if link is not None:
                 self._lose(link, "the peer closed the connection", tell=False)
@@ -213,12 +213,12 @@ class ProcessGroupEndpoint:
             if reason is None:
                 self._add(channel, envelope.link, False, hello.worker)
         if reason is None:
-            channel.send(Kind.OPENED, False, envelope.link, [self._hello(0)])
+            channel.send(EnvelopeKind.OPENED, False, envelope.link, [self._hello(0)])
         else:
-            channel.send(Kind.REFUSED, False, envelope.link, [reason.encode()[:4096]])
+            channel.send(EnvelopeKind.REFUSED, False, envelope.link, [reason.encode()[:4096]])
 
     def _on_answer(self, channel: Channel, envelope: Envelope) -> None:
-        hello = decode_hello(envelope.inline) if envelope.kind is Kind.OPENED else None
+        hello = decode_hello(envelope.inline) if envelope.kind is EnvelopeKind.OPENED else None
         with self._lock:
             opening = self._openings.pop(envelope.link, None)
             if opening is None:
@@ -343,8 +343,8 @@ class ProcessGroupEndpoint:
                     self._gate.notify_all()
         return event
 
-    def new_watch(self) -> Watch:
-        return Watch()
+    def new_watch(self) -> PollingWatch:
+        return PollingWatch()
 
     def wake(self) -> None:
         self._events.put((None, 0))
@@ -378,7 +378,7 @@ class ProcessGroupEndpoint:
         link.channel.link_is_lost()
         if tell:
             with contextlib.suppress(LinkError):
-                link.channel.send(Kind.END, link.dialled, link.number)
+                link.channel.send(EnvelopeKind.END, link.dialled, link.number)
 
     def close(self) -> None:
         with self._lock:

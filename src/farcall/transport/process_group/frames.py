@@ -36,7 +36,7 @@ ROOM = MESSAGE_SIZE - ENVELOPE.size
 _ANNOUNCED = struct.Struct("<QQ")  # index, size in bytes
 
 
-class Kind(IntEnum):
+class EnvelopeKind(IntEnum):
     """The kinds of envelopes."""
 
     OPEN = 0

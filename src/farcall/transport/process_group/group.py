@@ -24,7 +24,7 @@ class Operation(Protocol):
         """
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """One rank's place in a group of fixed size. All methods may be called by any thread.
 
     Messages of one tag between two ranks arrive in the order in which they were sent. A message may

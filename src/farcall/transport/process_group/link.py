@@ -12,12 +12,12 @@ from farcall.errors import BadFrame, LinkError
 from farcall.ids import Worker
 from farcall.transport.dispatched_link import DispatchedLink, Gate
 from farcall.transport.process_group.channel import Channel
-from farcall.transport.process_group.frames import Kind, pack
+from farcall.transport.process_group.frames import EnvelopeKind, pack
 from farcall.transport.waiter import Waiter
 from farcall.wire.frames import Frame
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class LinkHello(msgspec.Struct, frozen=True, array_like=True):
     """The side that opens a link, or answers. `expects`: the incarnation that should answer."""
 
     name: str
@@ -40,10 +40,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-_decode = msgspec.msgpack.Decoder(Hello).decode
+_decode = msgspec.msgpack.Decoder(LinkHello).decode
 
 
-def decode_hello(data: memoryview) -> Hello:
+def decode_hello(data: memoryview) -> LinkHello:
     """Raises BadFrame: it is none."""
     try:
         return _decode(data)
@@ -82,7 +82,7 @@ class GroupLink(DispatchedLink):
         # The peer is told. All its links share the way, so nothing else could be left unread.
         if self.lost is None:
             with contextlib.suppress(LinkError):
-                kind = Kind.GO_ON if is_on else Kind.HOLD
+                kind = EnvelopeKind.GO_ON if is_on else EnvelopeKind.HOLD
                 self.channel.send(kind, self.dialled, self.number)
 
     def send(self, frame: Frame, deadline: float) -> None:
@@ -91,7 +91,7 @@ class GroupLink(DispatchedLink):
             raise LinkError(self.lost)
         inline, payload = pack(frame)
         self.channel.send(
-            Kind.FRAME,
+            EnvelopeKind.FRAME,
             self.dialled,
             self.number,
             inline,

@@ -22,7 +22,7 @@ from farcall.transport.connect.listening import Listening
 from farcall.transport.sockets.link import SocketLink
 from farcall.transport.sockets.poller import READ, WRITE, new_poller
 from farcall.transport.spin import SpinBudget, Spinner
-from farcall.transport.watch import Watch
+from farcall.transport.watch import PollingWatch
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 
 MAX_UNREAD_EVENTS = 256
@@ -158,8 +158,8 @@ class SocketEndpoint:
         with self._lock:
             self._lost += busy
 
-    def new_watch(self) -> Watch:
-        return Watch()
+    def new_watch(self) -> PollingWatch:
+        return PollingWatch()
 
     def wake(self) -> None:
         self._woken = True

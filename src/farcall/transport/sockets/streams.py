@@ -25,7 +25,7 @@ class BareSocket(Protocol):
         """Send as a socket's `sendmsg` does."""
 
 
-class Writer(Protocol):
+class StreamWriter(Protocol):
     """The bytes that a connection has still to send. For one thread at a time, which may write.
 
     Ctrl-C in a call leaves it as it was before or after one step, never in between.
@@ -39,7 +39,7 @@ class Writer(Protocol):
 
 
 class PlainWriter:
-    """See `Writer`."""
+    """See `StreamWriter`."""
 
     def __init__(self, sock: BareSocket) -> None:
         self._sock = sock
@@ -53,7 +53,7 @@ class PlainWriter:
 
 
 class SealedWriter:
-    """See `Writer`. Seals a few records at a time, as the kernel takes them."""
+    """See `StreamWriter`. Seals a few records at a time, as the kernel takes them."""
 
     def __init__(self, sock: BareSocket, sealer: Sealer) -> None:
         self._sock = sock
@@ -96,7 +96,7 @@ class OpenedStream:
         return count
 
 
-def writer_of(sock: BareSocket, keys: Keys | None) -> Writer:
+def writer_of(sock: BareSocket, keys: Keys | None) -> StreamWriter:
     if keys is None:
         return PlainWriter(sock)
     return SealedWriter(sock, Sealer(keys.sending, keys.encrypts))
