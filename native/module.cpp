@@ -94,14 +94,14 @@ class Held {
   std::vector<Py_buffer> views_;
 };
 
-// A buffer; or (buffer, descriptor, address) if it lies in a file, mapped at that address, which may
-// be lent.
+// A buffer; or (buffer, descriptor, address) if it lies in a file, mapped at that address, which the
+// peer may map, too.
 OutBuffer out_buffer(Held& held, PyObject* object) {
   if (!PyTuple_CheckExact(object)) return held.part(object);
-  const auto lent = nb::borrow<nb::tuple>(object);
-  const Part part = held.part(lent[0]);
-  return {part, nb::cast<int>(lent[1]),
-          reinterpret_cast<std::uintptr_t>(part.data) - nb::cast<std::uintptr_t>(lent[2])};
+  const auto in_file = nb::borrow<nb::tuple>(object);
+  const Part part = held.part(in_file[0]);
+  return {part, nb::cast<int>(in_file[1]),
+          reinterpret_cast<std::uintptr_t>(part.data) - nb::cast<std::uintptr_t>(in_file[2])};
 }
 
 OutFrame out_frame(Held& held, int kind, std::uint64_t call_id, nb::handle meta, nb::handle body,

@@ -18,8 +18,8 @@
 
 namespace farcall {
 
-// A buffer of a frame. If it lies in a file that can be lent to the peer, at `offset`, it has that
-// file's descriptor.
+// A buffer of a frame. If it lies in a file that the peer can map, at `offset`, it has that file's
+// descriptor.
 struct OutBuffer : Part {
   OutBuffer(Part part, int descriptor = -1, std::uint64_t offset = 0)
       : Part(part), descriptor(descriptor), offset(offset) {}
@@ -55,7 +55,7 @@ struct Composed {
   std::vector<Part> parts;
   std::size_t in_segments = 0;  // bytes, which count as on their way
   std::vector<std::uint32_t> slots;
-  std::vector<std::size_t> lent;  // which buffers are
+  std::vector<std::size_t> zero_copy;  // these buffers
   std::size_t told = 0;           // of so many of these the peer knows
   StripesOut stripes;  // after the parts
 
@@ -105,7 +105,7 @@ class Channel : public Source {
   virtual void compose(const OutFrame& frame, Composed& composed) = 0;
   // The composed frame is not sent.
   virtual void discard(const Composed&) {}
-  // Wait until so much may be on its way, compose the rest, and tell the peer which memory is lent.
+  // Wait until so much may be on its way, compose the rest, and tell the peer which memory to map.
   // Returns false if the deadline passed. Throws LinkFailure.
   virtual bool wait_for_room(const OutFrame&, Composed&, Nanoseconds, Interrupt) REQUIRES(writing) {
     return true;

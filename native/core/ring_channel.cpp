@@ -81,10 +81,10 @@ BlockRef RingChannel::segment(std::uint64_t place, std::size_t size) {
     }
   };
   BlockRef block;
-  if (place & kLentPlace) {
-    const std::uint64_t number = place & ~kLentPlace;
-    await([&] { return lent_in_.knows(number); });
-    block = lent_in_.open(number, size);
+  if (place & kImportedPlace) {
+    const std::uint64_t number = place & ~kImportedPlace;
+    await([&] { return imported_.knows(number); });
+    block = imported_.open(number, size);
   } else {
     const SegmentName name = SegmentName::unpack(place);
     await([&] {
@@ -161,11 +161,11 @@ void RingChannel::learn(const Record& record, Descriptor descriptor) {
     case RecordType::kSegment:
       segments_in_.learn({record.slot, record.serial}, record.size, descriptor);
       break;
-    case RecordType::kLent:
+    case RecordType::kZeroCopy:
       if (!bounds_.zero_copy) {
-        throw BadFrame("the peer lent a shared tensor, which this worker does not take");
+        throw BadFrame("the peer sent a shared tensor, which this worker does not take");
       }
-      lent_in_.learn(record.serial, record.size, descriptor);
+      imported_.learn(record.serial, record.size, descriptor);
       break;
     default:
       throw BadFrame("the peer sent an unknown record beside the rings");
@@ -217,7 +217,7 @@ void RingChannel::compose(const OutFrame& frame, Composed& composed) {
 }
 
 bool RingChannel::goes_in_segment(const OutBuffer& buffer) const {
-  return buffer.size >= kSmallestSegment && !is_lent(buffer);
+  return buffer.size >= kSmallestSegment && !is_zero_copy(buffer);
 }
 
 std::size_t RingChannel::size_in_segments(const OutFrame& frame) const {
@@ -231,10 +231,10 @@ void RingChannel::fill_segments(const OutFrame& frame, Composed& composed) {
   std::vector<std::uint64_t> places;
   for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
     const OutBuffer& buffer = frame.buffers[i];
-    if (is_lent(buffer) && composed.lent.size() < kMaxLent) {
-      composed.lent.push_back(i);
+    if (is_zero_copy(buffer) && composed.zero_copy.size() < kMaxImported) {
+      composed.zero_copy.push_back(i);
       places.resize(frame.buffers.size());
-      places[i] = kLentPlace;  // `lend` has the number
+      places[i] = kImportedPlace;  // `announce_zero_copy` has the number
       continue;
     }
     if (!goes_in_segment(buffer)) continue;
@@ -261,7 +261,7 @@ void RingChannel::discard(const Composed& composed) {
 void RingChannel::forget_read(std::uint64_t read) {
   while (!on_their_way_.empty() && on_their_way_.front().end <= read) {
     reserved_.fetch_sub(on_their_way_.front().in_segments, std::memory_order_relaxed);
-    lent_on_their_way_ -= on_their_way_.front().lent;
+    zero_copy_on_their_way_ -= on_their_way_.front().zero_copy;
     on_their_way_.pop_front();
   }
 }
@@ -294,27 +294,28 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
   } else if (composed.in_segments > 0) {
     forget_read(writer_.read_by_peer());
   }
-  if (composed.lent.empty()) return true;
+  if (composed.zero_copy.empty()) return true;
   const auto is_room = [&] {
     writing.assume();
-    return on_their_way_.empty() || lent_on_their_way_ + composed.lent.size() <= kMaxLent;
+    return on_their_way_.empty() || zero_copy_on_their_way_ + composed.zero_copy.size() <= kMaxImported;
   };
-  return wait_for_peer(is_room, deadline, interrupt) && lend(frame, composed, deadline, interrupt);
+  return wait_for_peer(is_room, deadline, interrupt) &&
+         announce_zero_copy(frame, composed, deadline, interrupt);
 }
 
 // Now, and not when the frame is composed: so numbers and frames come in the same order, and the
 // receiver can tell what no frame will name. Returns false if the deadline passed.
-bool RingChannel::lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
-                       Interrupt interrupt) {
+bool RingChannel::announce_zero_copy(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                                     Interrupt interrupt) {
   const std::size_t count = frame.buffers.size();
-  while (composed.told < composed.lent.size()) {
-    const std::size_t index = composed.lent[composed.told];
+  while (composed.told < composed.zero_copy.size()) {
+    const std::size_t index = composed.zero_copy[composed.told];
     const OutBuffer& buffer = frame.buffers[index];
-    const std::uint64_t number = lent_ever_ + 1;
-    if (send_record({RecordType::kLent, 0, number, buffer.offset}, buffer.descriptor)) {
-      const std::uint64_t place = kLentPlace | number;
+    const std::uint64_t number = announced_ever_ + 1;
+    if (send_record({RecordType::kZeroCopy, 0, number, buffer.offset}, buffer.descriptor)) {
+      const std::uint64_t place = kImportedPlace | number;
       std::memcpy(composed.front.data() + kHeaderSize + 8 * (count + index), &place, 8);
-      lent_ever_ = number;
+      announced_ever_ = number;
       ++composed.told;
     } else if (would_block(errno)) {
       pollfd waited{socket_.get(), POLLOUT, 0};
@@ -330,10 +331,10 @@ bool RingChannel::lend(const OutFrame& frame, Composed& composed, Nanoseconds de
 }
 
 void RingChannel::sent(const Composed& composed) {
-  if (composed.in_segments == 0 && composed.lent.empty()) return;
+  if (composed.in_segments == 0 && composed.zero_copy.empty()) return;
   try {
-    on_their_way_.push_back({writer_.written(), composed.in_segments, composed.lent.size()});
-    lent_on_their_way_ += composed.lent.size();
+    on_their_way_.push_back({writer_.written(), composed.in_segments, composed.zero_copy.size()});
+    zero_copy_on_their_way_ += composed.zero_copy.size();
   } catch (const std::bad_alloc&) {  // it was sent, and is not counted
     reserved_.fetch_sub(composed.in_segments, std::memory_order_relaxed);
   }

@@ -1,5 +1,5 @@
-// A channel through shared memory: two rings, segments for large buffers, memory that a program lends
-// the other, and a socket that rings the bell.
+// A channel through shared memory: two rings, segments for large buffers, memory of either program
+// that the other one maps, and a socket that rings the bell.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "channel.hpp"
-#include "lent.hpp"
+#include "imported_memory.hpp"
 #include "memory_budget.hpp"
 #include "ring.hpp"
 #include "segments.hpp"
@@ -45,7 +45,7 @@ struct RingBounds {
   std::size_t on_their_way = 1 << 30;
   // With more shared memory mapped than that, what arrives in it is copied out.
   std::size_t mappings = SharedMemory::count_limit();
-  // Whether the peer may lend us memory, and we it.
+  // Whether we map memory of the peer's program, and it ours (zero-copy).
   bool zero_copy = false;
 };
 
@@ -88,8 +88,8 @@ class RingChannel final : public Channel {
   bool is_stream() const override { return false; }
   void wake_writer() override { writer_.wake(); }
   bool trim() override {
-    const bool lent = lent_in_.trim();
-    return segments_out_.trim() || lent;
+    const bool imported = imported_.trim();
+    return segments_out_.trim() || imported;
   }
   bool trim_writing() override REQUIRES(writing);
   void shut_down() override {
@@ -98,13 +98,13 @@ class RingChannel final : public Channel {
   }
 
  private:
-  enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2, kLent = 3 };
+  enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2, kZeroCopy = 3 };
   // What goes over the socket beside the rings.
   struct Record {
     RecordType type;
     std::uint32_t slot;
     std::uint64_t serial;
-    std::uint64_t size;  // of lent memory: where it begins
+    std::uint64_t size;  // of zero-copy memory: where it begins
   };
   // The windows of one ring, as far as they are not there from the start.
   class Windows final : public WindowKeeper {
@@ -125,7 +125,7 @@ class RingChannel final : public Channel {
   struct OnItsWay {
     std::uint64_t end;
     std::size_t in_segments;
-    std::size_t lent;
+    std::size_t zero_copy;
   };
 
   LinkMemory& shared() const { return *reinterpret_cast<LinkMemory*>(memory_->data()); }
@@ -141,14 +141,14 @@ class RingChannel final : public Channel {
   void fill_segments(const OutFrame& frame, Composed& composed);
   bool goes_in_segment(const OutBuffer& buffer) const;
   std::size_t size_in_segments(const OutFrame& frame) const;
-  bool is_lent(const OutBuffer& buffer) const {
-    return bounds_.zero_copy && buffer.descriptor >= 0 && buffer.size >= kSmallestLent;
+  bool is_zero_copy(const OutBuffer& buffer) const {
+    return bounds_.zero_copy && buffer.descriptor >= 0 && buffer.size >= kSmallestZeroCopy;
   }
   void forget_read(std::uint64_t read) REQUIRES(writing);
   template <class IsThere>
   bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) REQUIRES(writing);
-  bool lend(const OutFrame& frame, Composed& composed, Nanoseconds deadline, Interrupt interrupt)
-      REQUIRES(writing);
+  bool announce_zero_copy(const OutFrame& frame, Composed& composed, Nanoseconds deadline,
+                          Interrupt interrupt) REQUIRES(writing);
 
   EndpointMemory& home_;
   std::shared_ptr<SharedMemory> memory_;
@@ -158,7 +158,7 @@ class RingChannel final : public Channel {
   RingReader reader_;  // so are `has_input`, `arm` and `await`
   SegmentWriter segments_out_;
   SegmentReader segments_in_ GUARDED_BY(reading);
-  LentReader lent_in_;
+  ImportedMemory imported_;
   std::atomic<bool> ended_{false};  // nothing comes over the socket any more
 
   std::atomic<bool> is_shut_down_{false};
@@ -167,8 +167,8 @@ class RingChannel final : public Channel {
   const RingBounds bounds_;
   std::atomic<std::size_t> reserved_{0};  // bytes in segments; see RingBounds
   std::deque<OnItsWay> on_their_way_ GUARDED_BY(writing);
-  std::size_t lent_on_their_way_ GUARDED_BY(writing) = 0;
-  std::uint64_t lent_ever_ GUARDED_BY(writing) = 0;
+  std::size_t zero_copy_on_their_way_ GUARDED_BY(writing) = 0;
+  std::uint64_t announced_ever_ GUARDED_BY(writing) = 0;
   std::uint64_t written_at_trim_ GUARDED_BY(writing) = 0;
 };
 

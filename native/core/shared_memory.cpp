@@ -98,7 +98,8 @@ std::shared_ptr<SharedMemory> SharedMemory::map(const Descriptor& descriptor, st
   return memory;
 }
 
-std::shared_ptr<SharedMemory> SharedMemory::map_lent(const Descriptor& descriptor, std::size_t size) {
+std::shared_ptr<SharedMemory> SharedMemory::map_imported(const Descriptor& descriptor,
+                                                         std::size_t size) {
   return map_whole(descriptor.get(), size);
 }
 

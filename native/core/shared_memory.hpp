@@ -66,7 +66,7 @@ class SharedMemory {
   }
 
   // A file of which nothing is known but its kind and size. Null if it can't be mapped.
-  static std::shared_ptr<SharedMemory> map_lent(const Descriptor& descriptor, std::size_t size);
+  static std::shared_ptr<SharedMemory> map_imported(const Descriptor& descriptor, std::size_t size);
 
   // Makes all pages of a part ready, in one call. Returns false if there is no memory for them, or
   // they are not in the file any more.

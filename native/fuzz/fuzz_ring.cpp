@@ -174,7 +174,7 @@ class Game {
     for (std::uint32_t i = 0; i < header.buffer_count; ++i) {
       const auto which = input.number<std::uint8_t>();
       const SegmentName name{which % 8u, input.number<std::uint8_t>() % 4u};
-      put_number(which < 192 ? name.packed() : kLentPlace | name.serial);
+      put_number(which < 192 ? name.packed() : kImportedPlace | name.serial);
     }
   }
 
@@ -236,7 +236,7 @@ class Game {
     if (how < 224 && posix_fallocate(descriptor.get(), 0, static_cast<off_t>(size)) != 0) std::abort();
     if (how < 240) fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK);
     record.size = how < 248 ? size : input.number<std::uint16_t>();
-    if (how % 3 == 0) record = {3, 0, record.serial, input.number<std::uint16_t>()};  // lent
+    if (how % 3 == 0) record = {3, 0, record.serial, input.number<std::uint16_t>()};  // zero-copy
     const int number = descriptor.get();
     send(&record, sizeof record, &number, 1);
   }

@@ -37,7 +37,7 @@ class TensorMemory {
                              flags);
   }
 
-  // For transports that may lend it: see `farcall/serde/shared.py`.
+  // For transports with zero-copy: see `farcall/serde/shared.py`.
   nb::object file_and_address() const { return file_of_(call_method(tensor_.ptr(), untyped_storage_)); }
 
  private:

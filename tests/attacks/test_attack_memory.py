@@ -71,7 +71,7 @@ def total_of_kept() -> float:
     return sum(float(tensor.sum()) for tensor in _kept)
 
 
-def lend_and_cut_off(to: str) -> float:
+def share_and_cut_off(to: str) -> float:
     """Have a worker keep a tensor that torch shares, make its file empty, and have it read."""
     tensor = torch.ones(ELEMENTS).share_memory_()
     descriptor, _ = tensor.untyped_storage()._share_fd_cpu_()
@@ -90,7 +90,7 @@ def test_shared_tensor_that_is_cut_off_kills_no_worker_with_a_policy(
 ) -> None:
     options = {"policy": rpc.Only([keep, total_of_kept]), "shared_tensors": "handle"}
     member, victim = honest.pair(crew, transport, **options)
-    assert member.run(lend_and_cut_off, "w1") == ELEMENTS
+    assert member.run(share_and_cut_off, "w1") == ELEMENTS
     leave_all(member, victim)
 
 
@@ -98,7 +98,7 @@ def test_shared_tensor_that_is_cut_off_kills_a_worker_without_a_policy(crew: Cre
     """Show as the control that one cut tensor kills a worker, as the guide says of the option."""
     pytest.importorskip("farcall._native")
     member, _ = honest.pair(crew, "native", shared_tensors="handle")
-    member.start(lend_and_cut_off, "w1")
+    member.start(share_and_cut_off, "w1")
     assert isinstance(member.fails(), rpc.PeerLost)
 
 

@@ -195,7 +195,7 @@ def test_batches_of_a_data_loader_are_passed_on(crew: Crew) -> None:
     leave_all(first, second)
 
 
-def test_lent_memory_outlives_its_lender(crew: Crew) -> None:
+def test_imported_memory_outlives_its_owner(crew: Crew) -> None:
     first, second = pair(crew, "handle")
     second.run(call, "w0", make_shared_and_keep_there, "w1")
     first.kill()
@@ -212,7 +212,7 @@ def make_shared_and_keep_there(to: str) -> None:
 
 
 def exchange_for_ever(to: str) -> str:
-    """Lend and borrow until the peer dies."""
+    """Share tensors and use shared ones until the peer dies."""
     try:
         for number in itertools.count():
             tensors = [one_of_ours(number + other) for other in range(3)]

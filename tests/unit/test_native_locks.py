@@ -27,8 +27,8 @@ SAFE_TYPES = ("std::atomic<", "Mutex", "Rundown", "SpinBudget", "EndpointMemory"
 UNGUARDED = {
     ("Endpoint", "epoll_"): "closed by the last of its users: `users_`",
     ("Endpoint", "bell_"): "closed by the last of its users: `users_`",
-    ("LentReader", "lent_"): "of the reader, one thread at a time",
-    ("LentReader", "last_"): "of the reader, one thread at a time",
+    ("ImportedMemory", "announced_"): "of the reader, one thread at a time",
+    ("ImportedMemory", "last_"): "of the reader, one thread at a time",
 }
 # What a channel does for any thread. Everything else has a role.
 FOR_ANY_THREAD = {

@@ -1,4 +1,4 @@
-"""The tensors that a transport may lend: those in shared memory that has a descriptor."""
+"""The tensors that need no copy (zero-copy): those in shared memory that has a descriptor."""
 
 from __future__ import annotations
 

@@ -551,7 +551,7 @@ def test_arrays_that_are_none_are_refused(parts: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("layout", ["sparse", "sparse_csr"])
 def test_indices_that_are_changed_after_the_check_have_no_effect(layout: str) -> None:
-    """Write to the memory that the sender lends, after the check."""
+    """Write to the memory that both programs have mapped, after the check."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dense = torch.eye(5000)

@@ -1,11 +1,11 @@
-// Memory of a program that is lent to the peer: what each side sees, refuses, and leaves behind.
+// Memory of a program that its peer maps, too: what each side sees, refuses, and leaves behind.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 
-#include "core/lent.hpp"
+#include "core/imported_memory.hpp"
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
@@ -13,10 +13,10 @@ using namespace farcall;
 
 namespace {
 
-constexpr std::size_t kSize = kSmallestLent;
+constexpr std::size_t kSize = kSmallestZeroCopy;
 constexpr std::uint64_t kMost = ~std::uint64_t{0};
 
-RingBounds lending() {
+RingBounds zero_copy() {
   RingBounds bounds;
   bounds.zero_copy = true;
   return bounds;
@@ -31,7 +31,7 @@ Descriptor file_of(std::size_t size) {
 // Shared memory of a program, as torch has it.
 struct File {
   explicit File(std::size_t size)
-      : descriptor(file_of(size)), memory(SharedMemory::map_lent(descriptor, size)) {
+      : descriptor(file_of(size)), memory(SharedMemory::map_imported(descriptor, size)) {
     CHECK(memory);
     const Bytes bytes = pattern(size, size);
     std::memcpy(memory->data(), bytes.data(), size);
@@ -58,7 +58,7 @@ std::vector<BlockRef> pass(Pair& pair, const std::vector<OutBuffer>& buffers) {
 }
 
 void test_both_see_what_either_writes() {
-  Pair pair(Kind::kRings, 0, lending());
+  Pair pair(Kind::kRings, 0, zero_copy());
   const File file(3 * kSize);
   const std::size_t offset = kSize + 12;  // not at a page
   const auto blocks = pass(pair, {file.buffer(offset, kSize)});
@@ -71,7 +71,7 @@ void test_both_see_what_either_writes() {
 }
 
 void test_one_file_is_mapped_once() {
-  Pair pair(Kind::kRings, 0, lending());
+  Pair pair(Kind::kRings, 0, zero_copy());
   const File file(3 * kSize);
   const std::size_t before = SharedMemory::count();
   const auto blocks = pass(pair, {file.buffer(0, kSize), file.buffer(2 * kSize, kSize)});
@@ -80,28 +80,28 @@ void test_one_file_is_mapped_once() {
   CHECK(SharedMemory::count() == before + 1);
 }
 
-void test_what_is_not_lent_is_copied() {
+void test_other_buffers_are_copied() {
   const File file(2 * kSize);
   const auto is_copied = [&](Pair& pair, std::size_t size) {
     const auto blocks = pass(pair, {file.buffer(0, size)});
     file.data()[0] ^= 1;
     return blocks[0]->data()[0] != file.data()[0];
   };
-  Pair stream(Kind::kStream), rings(Kind::kRings), lends(Kind::kRings, 0, lending());
+  Pair stream(Kind::kStream), rings(Kind::kRings), shares(Kind::kRings, 0, zero_copy());
   CHECK(is_copied(stream, kSize));
   CHECK(is_copied(rings, kSize));
-  CHECK(is_copied(lends, kSize - 1));
-  CHECK(is_copied(lends, kSmallestSegment - 1));
-  CHECK(!is_copied(lends, kSize));
+  CHECK(is_copied(shares, kSize - 1));
+  CHECK(is_copied(shares, kSmallestSegment - 1));
+  CHECK(!is_copied(shares, kSize));
 }
 
 // Among buffers of every other kind, more of them than go at a time.
 void test_frame_of_many() {
-  Pair pair(Kind::kRings, 0, lending());
+  Pair pair(Kind::kRings, 0, zero_copy());
   const File file(2 * kSize);
   const Bytes small = pattern(100, 1), large = pattern(kSmallestSegment, 2);
   std::vector<OutBuffer> buffers;
-  for (std::size_t i = 0; i < kMaxLent + 10; ++i) {
+  for (std::size_t i = 0; i < kMaxImported + 10; ++i) {
     buffers.push_back(file.buffer(i, kSize));
     if (i % 100 == 0) buffers.push_back(part_of(small));
     if (i % 100 == 50) buffers.push_back(part_of(large));
@@ -121,14 +121,14 @@ void test_frame_of_many() {
 
 // A peer that does not read is told of so many, and no more.
 void test_peer_that_does_not_read() {
-  Pair pair(Kind::kRings, 0, lending());
+  Pair pair(Kind::kRings, 0, zero_copy());
   const File file(2 * kSize);
   std::size_t sent = 0;
   const auto send = [&] {
     for (;; ++sent) pair.left->send(frame_of({file.buffer(sent, kSize)}), 0, no_interrupt);
   };
   CHECK_THROWS(send(), NotSent);
-  CHECK(sent > 10 && sent <= kMaxLent);
+  CHECK(sent > 10 && sent <= kMaxImported);
   const TestFrame other = test_frame(kOneWay, 7, 3, 3, {kSmallestSegment});
   pair.left->send(other.out(), 0, no_interrupt);
   std::thread waiting(
@@ -145,7 +145,7 @@ void test_peer_that_does_not_read() {
 
 // The peer is told of what lies in a frame before that is sent; then it may not be sent.
 void test_frames_that_are_not_sent() {
-  Pair pair(Kind::kRings, 0, lending());
+  Pair pair(Kind::kRings, 0, zero_copy());
   const File file(2 * kSize);
   std::size_t sent = 0;
   try {
@@ -171,7 +171,7 @@ void test_nothing_is_left() {
     std::vector<BlockRef> kept;
     const File file(2 * kSize);
     {
-      Pair pair(Kind::kRings, 0, lending());
+      Pair pair(Kind::kRings, 0, zero_copy());
       for (int i = 0; i < 10; ++i) kept = pass(pair, {file.buffer(0, kSize), file.buffer(5, kSize)});
       pair.left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);  // it is never read
       CHECK(count_descriptors() == descriptors + 9);  // of the pair eight, and of the file
@@ -182,30 +182,30 @@ void test_nothing_is_left() {
   CHECK(SharedMemory::count() == mapped);
 }
 
-// Lent memory is kept mapped for a while, for it may come again, but not much of it.
+// Imported memory is kept mapped for a while, for it may come again, but not much of it.
 void test_few_are_kept() {
-  LentReader reader;
+  ImportedMemory reader;
   const std::size_t before = SharedMemory::count();
   std::vector<Descriptor> files;
   for (std::uint64_t i = 0; i < 20; ++i) files.push_back(file_of(kSize));
   std::uint64_t number = 0;
-  const auto lend = [&](const Descriptor& file) {
+  const auto take = [&](const Descriptor& file) {
     reader.learn(++number, 0, file);
     return reader.open(number, kSize);
   };
-  BlockRef used = lend(files[0]);
+  BlockRef used = take(files[0]);
   const std::uint8_t* place = used->data();
-  for (const Descriptor& file : files) lend(file);
-  for (std::size_t i = 1; i < files.size(); ++i) lend(files[i]);
+  for (const Descriptor& file : files) take(file);
+  for (std::size_t i = 1; i < files.size(); ++i) take(files[i]);
   CHECK(SharedMemory::count() == before + 9);  // and the one that is used
-  CHECK(lend(files[0])->data() == place);
+  CHECK(take(files[0])->data() == place);
   CHECK(reader.trim());
-  lend(files[19]);
+  take(files[19]);
   CHECK(reader.trim());
   CHECK(SharedMemory::count() == before + 2);
   CHECK(!reader.trim());
   CHECK(SharedMemory::count() == before + 1);
-  CHECK(lend(files[0])->data() == place);
+  CHECK(take(files[0])->data() == place);
   used.reset();
   CHECK(reader.trim() && !reader.trim());
   CHECK(SharedMemory::count() == before);
@@ -213,7 +213,7 @@ void test_few_are_kept() {
 
 // The mapping is kept, and what it had beyond the end of the file is gone: to read it is SIGBUS.
 void test_file_that_became_smaller_is_refused() {
-  LentReader reader;
+  ImportedMemory reader;
   const Descriptor file = file_of(2 * kSize);
   reader.learn(1, kSize, file);
   BlockRef whole = reader.open(1, kSize);
@@ -225,7 +225,7 @@ void test_file_that_became_smaller_is_refused() {
 }
 
 void test_lies() {
-  LentReader reader;
+  ImportedMemory reader;
   const Descriptor file = file_of(kSize);
   const auto refused = [&](const Descriptor& descriptor) {
     CHECK_THROWS(reader.learn(1, 0, descriptor), BadFrame);
@@ -261,8 +261,8 @@ void test_lies() {
   misfit(kMost, kMost);
   reader.learn(++number, kSize - 1, file);
   CHECK(reader.open(number, 1));
-  for (std::size_t i = 0; i < 2 * kMaxLent; ++i) reader.learn(++number, 0, file);
-  CHECK_THROWS(reader.open(number - kMaxLent, 1), BadFrame);
+  for (std::size_t i = 0; i < 2 * kMaxImported; ++i) reader.learn(++number, 0, file);
+  CHECK_THROWS(reader.open(number - kMaxImported, 1), BadFrame);
   reader.learn(++number, 0, file);
   CHECK(reader.open(number, 1));
   CHECK_THROWS(reader.open(number + 1, 1), BadFrame);
@@ -270,7 +270,7 @@ void test_lies() {
 
 // The file changes its size after it was mapped.
 void test_files_that_change() {
-  LentReader reader;
+  ImportedMemory reader;
   const Descriptor file = file_of(kSize);
   reader.learn(1, 0, file);
   const BlockRef before = reader.open(1, kSize);
@@ -289,14 +289,14 @@ void test_files_that_change() {
   CHECK_THROWS(reader.open(4, kSize), BadFrame);
 }
 
-// Memory lent to a worker that has not asked for it ends the link, with an error that says so.
-void test_peer_that_lends_unasked() {
+// A descriptor of memory that a worker has not asked for ends the link, with an error that says so.
+void test_peer_that_shares_unasked() {
   auto left_home = std::make_shared<Endpoint>(0), right_home = std::make_shared<Endpoint>(0);
   auto [first, second] = socket_pair();
   auto memory = SharedMemory::create(sizeof(LinkMemory)).first;
   const LinkRef left = link_over(
       left_home,
-      std::make_unique<RingChannel>(std::move(first), memory, 0, left_home->memory(), lending()));
+      std::make_unique<RingChannel>(std::move(first), memory, 0, left_home->memory(), zero_copy()));
   const LinkRef right = link_over(
       right_home, std::make_unique<RingChannel>(std::move(second), memory, 1, right_home->memory()));
   left->start();
@@ -305,7 +305,7 @@ void test_peer_that_lends_unasked() {
   left->send(frame_of({file.buffer(0, kSize)}), patient(), no_interrupt);
   const Event event = next_event(*right_home);
   CHECK(!event.frame &&
-        event.cause == "the peer lent a shared tensor, which this worker does not take");
+        event.cause == "the peer sent a shared tensor, which this worker does not take");
   left_home->close();
   right_home->close();
 }
@@ -315,7 +315,7 @@ void test_peer_that_lends_unasked() {
 int main() {
   test_both_see_what_either_writes();
   test_one_file_is_mapped_once();
-  test_what_is_not_lent_is_copied();
+  test_other_buffers_are_copied();
   test_frame_of_many();
   test_peer_that_does_not_read();
   test_frames_that_are_not_sent();
@@ -324,5 +324,5 @@ int main() {
   test_file_that_became_smaller_is_refused();
   test_lies();
   test_files_that_change();
-  test_peer_that_lends_unasked();
+  test_peer_that_shares_unasked();
 }

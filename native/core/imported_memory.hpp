@@ -1,8 +1,8 @@
-// Memory of the peer's program that it lends us: a tensor that lies in shared memory already is not
-// copied, the file that it lies in is mapped here, too. From then on both programs read and write
-// the same bytes.
+// Memory of the peer's program that is mapped here, too (zero-copy): of a tensor that lies in shared
+// memory already the peer sends the file's descriptor. From then on both programs read and write the
+// same bytes.
 //
-// Segments are the link's own and can't be made smaller. Any process that has a lent file can make
+// Segments are the link's own and can't be made smaller. Any process that has such a file can make
 // it smaller: then a touch of the missing pages kills this process (SIGBUS). So both workers have to
 // ask for it. torch's files can't be sealed.
 #pragma once
@@ -22,30 +22,30 @@
 
 namespace farcall {
 
-// In a frame's table, the place of a lent buffer is this bit and the number of its record.
-constexpr std::uint64_t kLentPlace = std::uint64_t{1} << 63;
+// In a frame's table, the place of a zero-copy buffer is this bit and the number of its record.
+constexpr std::uint64_t kImportedPlace = std::uint64_t{1} << 63;
 
 // On their way at a time; any more are copied.
-constexpr std::size_t kMaxLent = 512;
+constexpr std::size_t kMaxImported = 512;
 
 // Smaller buffers are copied: that takes less time than to send a descriptor.
-constexpr std::size_t kSmallestLent = 128 << 10;
+constexpr std::size_t kSmallestZeroCopy = 128 << 10;
 
 // The receiver's side. Used by one thread at a time; blocks may be dropped by any, and any may trim.
-class LentReader {
+class ImportedMemory {
  public:
-  // The peer lends what lies in this file from `offset` on. Numbers go up. Throws BadFrame.
+  // A tensor of the peer's lies in this file from `offset` on. Numbers go up. Throws BadFrame.
   void learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor);
   bool knows(std::uint64_t number) const;
   // Once for each number; forgets those before it, whose frames were not sent after all.
   // Throws BadFrame if there is no such number, or less than `size` bytes.
   BlockRef open(std::uint64_t number, std::size_t size);
 
-  // Unmap memory that is not used and was not lent since the last call. True if any such is left.
+  // Unmap memory that is not used and was not announced since the last call. True if any such is left.
   bool trim() EXCLUDES(mutex_);
 
  private:
-  struct Lent {
+  struct Announced {
     std::uint64_t number;
     std::uint64_t offset;
     std::size_t whole;  // of the file now: the mapping may have its earlier size
@@ -60,7 +60,7 @@ class LentReader {
     std::shared_ptr<SharedMemory> kept;  // null: as long as a block uses it
     bool rested;  // was here at the last `trim`
   };
-  // Memory that is lent repeatedly is kept mapped: faulting pages in costs more than copying them.
+  // Memory that comes repeatedly is kept mapped: faulting pages in costs more than copying them.
   // But it is the peer's memory, which may be free but for us.
   static constexpr std::size_t kKept = 8;
   static constexpr std::size_t kKeptBytes = 1 << 30;  // or one
@@ -70,10 +70,10 @@ class LentReader {
   void keep_few() REQUIRES(mutex_);
 
   // The reader's: `RingChannel` has this where the role of reading guards it.
-  std::deque<Lent> lent_;  // by number
+  std::deque<Announced> announced_;  // by number
   std::uint64_t last_ = 0;
   Mutex mutex_;
-  std::list<Mapped> mapped_ GUARDED_BY(mutex_);  // lent last is first
+  std::list<Mapped> mapped_ GUARDED_BY(mutex_);  // announced last is first
 };
 
 }  // namespace farcall

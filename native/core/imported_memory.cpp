@@ -1,4 +1,4 @@
-#include "lent.hpp"
+#include "imported_memory.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -10,9 +10,9 @@ namespace farcall {
 
 namespace {
 
-class LentBlock final : public Block {
+class ImportedBlock final : public Block {
  public:
-  LentBlock(std::shared_ptr<SharedMemory> memory, std::size_t offset, std::size_t size)
+  ImportedBlock(std::shared_ptr<SharedMemory> memory, std::size_t offset, std::size_t size)
       : Block(memory->data() + offset, size), memory_(std::move(memory)) {}
 
  private:
@@ -24,24 +24,26 @@ struct stat status_of(const Descriptor& descriptor) {
     throw BadFrame("a shared tensor came without its descriptor: too many files are open here");
   }
   const std::optional<struct stat> status = status_in_memory(descriptor);
-  if (!status) throw BadFrame("the peer lent a file that is not shared memory");
+  if (!status) throw BadFrame("the peer sent a file that is not shared memory");
   return *status;
 }
 
 }  // namespace
 
-void LentReader::learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor) {
-  if (number <= last_) throw BadFrame("the peer counts lent tensors backwards");
+void ImportedMemory::learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor) {
+  if (number <= last_) throw BadFrame("the peer counts zero-copy tensors backwards");
   const struct stat status = status_of(descriptor);
   const bool has_holes = static_cast<std::uint64_t>(status.st_blocks) * 512 <
                          static_cast<std::uint64_t>(status.st_size);
   const auto whole = static_cast<std::size_t>(status.st_size);
-  lent_.push_back({number, offset, whole, map(descriptor, status), has_holes});
+  announced_.push_back({number, offset, whole, map(descriptor, status), has_holes});
   last_ = number;
-  if (lent_.size() > kMaxLent) lent_.pop_front();  // no frame that names it can come any more
+  if (announced_.size() > kMaxImported)
+    announced_.pop_front();  // no frame that names it can come any more
 }
 
-std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor, const struct stat& status) {
+std::shared_ptr<SharedMemory> ImportedMemory::map(const Descriptor& descriptor,
+                                                  const struct stat& status) {
   const auto size = static_cast<std::size_t>(status.st_size);
   MutexLock lock(mutex_);
   mapped_.remove_if([](const Mapped& one) { return one.used.expired(); });
@@ -53,7 +55,7 @@ std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor, cons
     memory = known->used.lock();
     mapped_.erase(known);
   }
-  if (!memory || memory->size() < size) memory = SharedMemory::map_lent(descriptor, size);
+  if (!memory || memory->size() < size) memory = SharedMemory::map_imported(descriptor, size);
   if (!memory) {
     throw BadFrame("a shared tensor's memory of " + std::to_string(size) + " bytes can't be mapped");
   }
@@ -62,7 +64,7 @@ std::shared_ptr<SharedMemory> LentReader::map(const Descriptor& descriptor, cons
   return memory;
 }
 
-void LentReader::keep_few() {
+void ImportedMemory::keep_few() {
   std::size_t count = 0, bytes = 0;
   for (Mapped& one : mapped_) {
     if (!one.kept) continue;
@@ -71,7 +73,7 @@ void LentReader::keep_few() {
   }
 }
 
-bool LentReader::trim() {
+bool ImportedMemory::trim() {
   MutexLock lock(mutex_);
   bool any = false;
   for (Mapped& one : mapped_) {
@@ -83,25 +85,25 @@ bool LentReader::trim() {
   return any;
 }
 
-bool LentReader::knows(std::uint64_t number) const { return number <= last_; }
+bool ImportedMemory::knows(std::uint64_t number) const { return number <= last_; }
 
-BlockRef LentReader::open(std::uint64_t number, std::size_t size) {
-  while (!lent_.empty() && lent_.front().number < number) lent_.pop_front();
-  if (lent_.empty() || lent_.front().number != number) {
-    throw BadFrame("the peer names a lent tensor that it never lent");
+BlockRef ImportedMemory::open(std::uint64_t number, std::size_t size) {
+  while (!announced_.empty() && announced_.front().number < number) announced_.pop_front();
+  if (announced_.empty() || announced_.front().number != number) {
+    throw BadFrame("the peer names a zero-copy tensor that it never sent");
   }
-  const Lent lent = std::move(lent_.front());
-  lent_.pop_front();
-  if (lent.offset > lent.whole || size > lent.whole - lent.offset) {
-    throw BadFrame("a lent tensor of " + std::to_string(size) + " bytes at " +
-                   std::to_string(lent.offset) + " is not within its shared memory of " +
-                   std::to_string(lent.whole) + " bytes");
+  const Announced announced = std::move(announced_.front());
+  announced_.pop_front();
+  if (announced.offset > announced.whole || size > announced.whole - announced.offset) {
+    throw BadFrame("a zero-copy tensor of " + std::to_string(size) + " bytes at " +
+                   std::to_string(announced.offset) + " is not within its shared memory of " +
+                   std::to_string(announced.whole) + " bytes");
   }
-  if (lent.has_holes && !lent.memory->touch(lent.offset, size)) {
-    throw BadFrame("the system has no memory for a lent tensor of " + std::to_string(size) +
+  if (announced.has_holes && !announced.memory->touch(announced.offset, size)) {
+    throw BadFrame("the system has no memory for a zero-copy tensor of " + std::to_string(size) +
                    " bytes, or its file has become smaller");
   }
-  return std::make_shared<LentBlock>(lent.memory, lent.offset, size);
+  return std::make_shared<ImportedBlock>(announced.memory, announced.offset, size);
 }
 
 }  // namespace farcall
