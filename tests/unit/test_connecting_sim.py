@@ -46,7 +46,16 @@ def test_schedules_have_all_kinds_of_faults():
         assert sum(what in log for log in logs) > 10, what
     for failure in DialFailure:
         assert sum(f"failed: {failure.name}" in log for log in logs) > 10, failure
-    for what in ("Try(", "Talk(", "Pause(", "Wait(", "Linked(", "Late(", "Dead(", "has a link"):
+    for what in (
+        "Try(",
+        "Talk(",
+        "Pause(",
+        "WaitForDialler(",
+        "Linked(",
+        "Late(",
+        "Dead(",
+        "has a link",
+    ):
         assert sum(what in log for log in logs) > 20, what
     for cause in Cause:
         assert sum(f"<Cause.{cause.name}" in log for log in logs) > 5, cause

@@ -38,7 +38,7 @@ _UNRECORDED = (
 
 
 class Autograd:
-    """Implements `runtime.gradients.Gradients`. Thread-safe."""
+    """Implements `runtime.gradients.DistributedGradients`. Thread-safe."""
 
     def __init__(self, agent: Agent, quirks: Quirks) -> None:
         self.agent = agent

@@ -37,12 +37,12 @@ class Recorded(Protocol):
     def send(
         self, context: int, peer: Peer, tensors: Sequence[torch.Tensor], waits: bool = False
     ) -> tuple[int, int]:
-        """See `runtime.gradients.Gradients`."""
+        """See `runtime.gradients.DistributedGradients`."""
 
     def receive(
         self, context: int, peer: Peer, sent: int
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """See `runtime.gradients.Gradients`."""
+        """See `runtime.gradients.DistributedGradients`."""
 
 
 class RunningPass(Protocol):

@@ -154,7 +154,7 @@ def cartpole(
         refuse_unrest_without("--elastic", ctx)
     runner = load("farcall.demos.run_cartpole", extra="demos", needs=("gymnasium", "matplotlib"))
     goal = runner.cartpole.threshold() if goal is None else goal
-    options = runner.cartpole.Options(observers, seed, gamma, max_episodes, goal)
+    options = runner.cartpole.CartpoleOptions(observers, seed, gamma, max_episodes, goal)
     make_folder(out)
     if elastic:
         ctx.exit(runner.run_elastic(options, every, deaths, log_interval, out))
@@ -232,7 +232,7 @@ def rnn(
     """
     runner = load("farcall.demos.run_rnn", extra="demos", needs=("matplotlib",))
     try:
-        job = runner.prepare(runner.rnn.Options(**options), data, resume, out)
+        job = runner.prepare(runner.rnn.RnnOptions(**options), data, resume, out)
     except (runner.CorpusError, runner.checkpoints.CheckpointError) as error:
         raise click.UsageError(str(error)) from None
     make_folder(out)
@@ -318,7 +318,7 @@ def parameter_server(
         refuse_unrest_without("--chaos", ctx)
     needs = ("sklearn", "matplotlib")
     runner = load("farcall.demos.run_parameter_server", extra="demos", needs=needs)
-    options = runner.parameter_server.Options(
+    options = runner.parameter_server.ParameterServerOptions(
         mode,
         trainers,
         epochs or (1000 if chaos else 20),

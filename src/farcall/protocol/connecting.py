@@ -21,7 +21,7 @@ tries every address of the worker once, in order.
     PAUSED               woke, beyond the deadline          IDLE        Late
     CONNECTING, TALKING  left (the dialler ends)            IDLE        none; a waiting caller woke
     PAUSED               left (the dialler ends)            IDLE        none; a waiting caller woke
-    any                  begin, woke by another caller      same        Wait
+    any                  begin, woke by another caller      same        WaitForDialler
     LINKED               begin, woke                        LINKED      Linked
     DEAD                 begin, woke                        DEAD        Dead, as before
 
@@ -235,7 +235,7 @@ class Connecting:
         return self._begin_round(now)
 
     def woke(self, caller: object, now: float, deadline: float) -> Instruction:
-        """Hear that a Pause or a Wait is over, or that the caller that dialled has ended."""
+        """Hear that a `Pause` or `WaitForDialler` is over, or that the dialler has ended."""
         if self._dialler is not caller:
             return self.begin(caller, now, deadline)
         if self._counts:

@@ -39,7 +39,8 @@ class _GlooOperation:
 
 
 class GlooGroup:
-    """See `group.Group`. Blocks until all ranks are there; so each needs its own thread or process.
+    """See `group.RankGroup`. Blocks until all ranks are there, so each needs its own
+    thread or process.
 
     Args:
         store: where the ranks meet; used by this group alone.

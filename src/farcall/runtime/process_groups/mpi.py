@@ -115,7 +115,7 @@ class _Poller:
 
 
 class MpiGroup:
-    """See `group.Group`. Blocks until all ranks are there.
+    """See `group.RankGroup`. Blocks until all ranks are there.
 
     Args:
         rank: of this process; mpi must agree.
