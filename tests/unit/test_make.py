@@ -38,7 +38,7 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> subprocess.Compl
     return subprocess.run(
         command,
         cwd=cwd,
-        env=os.environ | {"MAKEFLAGS": ""} | environment,
+        env=os.environ | {"MAKEFLAGS": "", "TEST_ARGS": ""} | environment,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
