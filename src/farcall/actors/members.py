@@ -27,7 +27,7 @@ class _Handle(Protocol):
 
 
 class _OfTheMember:
-    """An attribute that members have by their names; `ObjectMember` has none, or one as it is.
+    """An attribute of each member; the class `ObjectMember` has none, or a fixed one.
 
     Args:
         read: what a member has.
