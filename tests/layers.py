@@ -6,7 +6,7 @@ Not in the package, since users of farcall have no use for it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "farcall"
@@ -56,7 +56,28 @@ def name_of(path: Path) -> str:
 
 # Stubs stand for compiled modules.
 FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
-TREES = {name_of(path): ast.parse(path.read_text()) for path in FILES}
+
+
+class Trees(Mapping[str, ast.Module]):
+    """The syntax trees of farcall's modules by name, each parsed when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._paths = {name_of(path): path for path in FILES}
+        self._parsed: dict[str, ast.Module] = {}
+
+    def __getitem__(self, module: str) -> ast.Module:
+        if module not in self._parsed:
+            self._parsed[module] = ast.parse(self._paths[module].read_text("utf-8"))
+        return self._parsed[module]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+TREES = Trees()
 
 
 def unit_of(module: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
-import torch._dynamo.guards
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,8 +17,10 @@ def quiet_dynamo() -> Iterator[None]:
     that. It writes a trace of its work if the logger has a handler, and pytest adds one to each
     logger that does not propagate.
     """
+    # Not at the top: each process of the tests collects all files, and Dynamo takes 3 s.
+    guards = import_module("torch._dynamo.guards")
     logger = logging.getLogger("torch.__trace")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
         patch.setattr(logger, "propagate", True)
         yield

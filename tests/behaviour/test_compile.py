@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from patience import PATIENCE
 
 import farcall
@@ -128,7 +127,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_compiled_code_gives_the_values_of_uncompiled_code(
     pair: list[Agent], program: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     value = torch.ones(2)
     expected = torch.full((2,), 5.0)
     assert torch.equal(program(value), expected)

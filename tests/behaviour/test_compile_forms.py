@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 
 from behaviour.compiling import quiet_dynamo  # noqa: F401  # a fixture
 from behaviour.standing_in import stands_in
@@ -237,7 +236,7 @@ def test_every_object_is_tried_in_every_form_and_every_use_in_two() -> None:
 def test_compiled_code_gives_the_values_of_uncompiled_code(
     pair: list[Agent], form: str, name: str
 ) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     make, use = USES[name]
     value = torch.ones(2)
     plain = FORMS[form](make, use)

@@ -23,7 +23,7 @@ def docstring_of(module: str) -> str:
 
 def with_docstring(module: str, docstring: str) -> dict[str, ast.Module]:
     """Return the modules of farcall, one of them with another docstring."""
-    return TREES | {f"farcall.protocol.{module}": ast.parse(repr(docstring))}
+    return {**TREES, f"farcall.protocol.{module}": ast.parse(repr(docstring))}
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=lambda page: page.name)
@@ -64,7 +64,7 @@ def test_changed_layer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_new_import_is_noticed() -> None:
     text = (DOCS / "design.md").read_text("utf-8")
     changed = {"farcall.wire.fresh": ast.parse("from farcall.threads import Thread")}
-    assert renewed(text, TREES | changed) != text
+    assert renewed(text, {**TREES, **changed}) != text
 
 
 def test_new_package_is_on_the_map() -> None:
@@ -72,7 +72,7 @@ def test_new_package_is_on_the_map() -> None:
         "farcall.serde.fresh": ast.parse('"""Make bread.\n\nEarly."""'),
         "farcall.serde.fresh.oven": ast.parse('"""Bake."""'),
     }
-    added = set(modules(TREES | fresh).splitlines()) - set(modules().splitlines())
+    added = set(modules({**TREES, **fresh}).splitlines()) - set(modules().splitlines())
     assert added == {"| `serde/fresh/` | Make bread. |"}
 
 

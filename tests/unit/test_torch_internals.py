@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +28,6 @@ from farcall.runtime.threads.thread_state import Restorer, float_control
 from farcall.torch_internals.table import NEWEST, OLDEST, TABLE
 
 FILES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in FILES}
-OF_FARCALL = frozenset[str]().union(*map(defined_in, TREES.values()))
 OTHER_MODULES = [path for path in FILES if HOME not in path.parents]
 
 PLANTED = {
@@ -93,9 +93,20 @@ HARMLESS = {
 }
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
+def of_farcall() -> frozenset[str]:
+    """Return the private names that farcall's modules define."""
+    return frozenset[str]().union(*(defined_in(tree_of(path)) for path in FILES))
+
+
 @pytest.mark.parametrize("path", OTHER_MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_names_of_torch_are_used_in_one_place(path: object) -> None:
-    found = uses_in(TREES[path], OF_FARCALL)  # type: ignore[index]
+def test_private_names_of_torch_are_used_in_one_place(path: Path) -> None:
+    found = uses_in(tree_of(path), of_farcall())
     assert found == [], "take them from farcall.torch_internals; tests/private_names.py has others"
 
 
@@ -108,7 +119,7 @@ def test_no_cpp_source_uses_private_names_of_torch() -> None:
 
 @pytest.mark.parametrize("way", PLANTED)
 def test_a_use_is_found(way: str) -> None:
-    assert uses_in(ast.parse(PLANTED[way]), OF_FARCALL)
+    assert uses_in(ast.parse(PLANTED[way]), of_farcall())
 
 
 def test_a_use_in_cpp_is_found() -> None:
@@ -119,7 +130,7 @@ def test_a_use_in_cpp_is_found() -> None:
 
 @pytest.mark.parametrize("way", HARMLESS)
 def test_other_names_are_not_taken_for_such(way: str) -> None:
-    assert uses_in(ast.parse(HARMLESS[way]), OF_FARCALL) == []
+    assert uses_in(ast.parse(HARMLESS[way]), of_farcall()) == []
 
 
 def test_names_of_others_are_not_torchs() -> None:
@@ -151,7 +162,7 @@ def _name_of(function: ast.expr) -> str:
 def test_each_name_is_used() -> None:
     used = set()
     for path in OTHER_MODULES:
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "internals":
                 used.add(node.attr)
             elif isinstance(node, ast.ImportFrom) and node.module == "farcall.torch_internals":
@@ -164,7 +175,7 @@ def test_each_name_is_used() -> None:
 
 
 def test_each_name_has_a_type() -> None:
-    tree = TREES[HOME / "__init__.py"]
+    tree = tree_of(HOME / "__init__.py")
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = set()
     for node in block.body:
