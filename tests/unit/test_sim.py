@@ -346,12 +346,13 @@ def test_network_delivers_in_order_of_time_and_moves_the_clock():
 @pytest.mark.parametrize(
     ("protocol", "schedules", "first"),
     [
-        ("calls", 3000, 0),
-        ("backward", 3000, 1900),  # 486 are enough from there on, and 2173 from 0
-        ("connecting", 500, 0),
+        # It ends once all are reached; from the given first schedule on that takes the fewest.
+        ("calls", 3000, 894),
+        ("backward", 3000, 2172),
+        ("connecting", 500, 342),
         ("termination", 1000, 0),
-        ("directory", 2000, 0),
-        ("supervision", 2000, 0),
+        ("directory", 2000, 1143),
+        ("supervision", 2000, 41),
     ],
 )
 def test_schedules_reach_every_line_of_the_machines(protocol, schedules, first, capsys):
