@@ -223,10 +223,10 @@ nb::object receive(Link& link, std::uint64_t kinds, int alarm, double deadline) 
 }
 
 // (link id, kind, call id, meta, body, buffers), or (link id, why the link ended), or (link id,): it
-// wants the connections beside the first.
+// wants its further streams.
 nb::object event_of(std::optional<Event> event) {
   if (!event) return nb::none();
-  if (event->wants_sides) return nb::make_tuple(event->link->id());
+  if (event->wants_streams) return nb::make_tuple(event->link->id());
   if (!event->frame) return nb::make_tuple(event->link->id(), event->cause);
   return in_frame(std::move(*event->frame), event->link->id());
 }

@@ -16,7 +16,7 @@ namespace farcall {
 namespace {
 
 constexpr std::uint64_t kBellId = 0;  // links count from 1
-constexpr int kLaneShift = 56;  // above it, which connection of the link
+constexpr int kStreamShift = 56;  // above it, which stream of the link
 constexpr int kMaxReady = 64;
 constexpr Nanoseconds kMaxSleep = 3600 * kSecond;
 constexpr std::uint32_t kLooksPerPoll = 8;  // with rings among the links, which cost no system call
@@ -89,29 +89,29 @@ void Endpoint::watch(const Link& link, std::uint32_t events) {
   leave();
 }
 
-void Endpoint::add_side(const Link& link, unsigned lane) {
+void Endpoint::add_stream(const Link& link, unsigned stream) {
   if (!users_.enter()) return;
   epoll_event event{};
   event.events = EPOLLONESHOT;
-  event.data.u64 = link.id() | std::uint64_t{lane} << kLaneShift;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.side_fd(lane), &event);
+  event.data.u64 = link.id() | std::uint64_t{stream} << kStreamShift;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.stream_fd(stream), &event);
   leave();
 }
 
-void Endpoint::watch_side(const Link& link, unsigned lane, std::uint32_t events) {
+void Endpoint::watch_stream(const Link& link, unsigned stream, std::uint32_t events) {
   if (!users_.enter()) return;
   epoll_event event{};
   event.events = events | EPOLLONESHOT;
-  event.data.u64 = link.id() | std::uint64_t{lane} << kLaneShift;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.side_fd(lane), &event);
+  event.data.u64 = link.id() | std::uint64_t{stream} << kStreamShift;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.stream_fd(stream), &event);
   leave();
 }
 
 void Endpoint::removed(const Link& link) {
   if (users_.enter()) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
-    for (unsigned lane = 1; lane < link.streams(); ++lane) {
-      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.side_fd(lane), nullptr);
+    for (unsigned stream = 1; stream < link.streams(); ++stream) {
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.stream_fd(stream), nullptr);
     }
     leave();
   }
@@ -272,8 +272,8 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
   const int count = epoll_wait(epoll_.get(), ready, kMaxReady, timeout_ms);
   if (count <= 0) interrupt();
   for (int i = 0; i < count; ++i) {
-    const auto lane = static_cast<unsigned>(ready[i].data.u64 >> kLaneShift);
-    const std::uint64_t id = ready[i].data.u64 & ~(~std::uint64_t{0} << kLaneShift);
+    const auto stream = static_cast<unsigned>(ready[i].data.u64 >> kStreamShift);
+    const std::uint64_t id = ready[i].data.u64 & ~(~std::uint64_t{0} << kStreamShift);
     if (id == kBellId) continue;
     std::shared_ptr<Link> link;
     {
@@ -283,8 +283,8 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
     }
     if (!link) continue;
     const std::uint32_t events = ready[i].events;
-    if (lane > 0) {
-      link->on_side(lane, events);
+    if (stream > 0) {
+      link->on_stream(stream, events);
       continue;
     }
     if (events & EPOLLOUT) link->write_residue();

@@ -69,9 +69,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool sleeps() const { return sleeps_.load(std::memory_order_seq_cst); }
   void wake_sleeper();
   void watch(const Link& link, std::uint32_t events);
-  // One of the connections beside the first; told of once, of nothing at first.
-  void add_side(const Link& link, unsigned lane);
-  void watch_side(const Link& link, unsigned lane, std::uint32_t events);
+  // For a further stream of a link. epoll tells of it once, and of nothing at first.
+  void add_stream(const Link& link, unsigned stream);
+  void watch_stream(const Link& link, unsigned stream, std::uint32_t events);
   void removed(const Link& link) EXCLUDES(links_mutex_);
 
  private:

@@ -11,8 +11,8 @@ Link::Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Cha
     : home_(std::move(home)),
       id_(id),
       channel_(std::move(channel)),
-      stream_(dynamic_cast<StreamChannel*>(channel_.get())),
-      asks_for_sides_(stream_ && stream_->striping().dialled && stream_->has_stripes()),
+      streams_(dynamic_cast<StreamChannel*>(channel_.get())),
+      asks_for_streams_(streams_ && streams_->striping().dialled && streams_->has_stripes()),
       reader_(limits, home_->pool()),
       spinner_(home_->spin_budget(), Who::kCaller) {}
 
@@ -77,7 +77,7 @@ bool Link::prepare_sleep() {
     }
     offer_residue();
   }
-  if (stream_ && stream_->has_stripes()) arm_lanes();
+  if (streams_ && streams_->has_stripes()) arm_streams();
   leave();
   return ready;
 }

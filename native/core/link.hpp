@@ -29,13 +29,13 @@ namespace farcall {
 class Endpoint;
 class Link;
 
-// A frame that no caller waits for, or the end of a link, or the request to open the connections
-// that it may have beside the first.
+// A frame that no caller waits for, or the end of a link, or the request to open its further
+// streams.
 struct Event {
   std::shared_ptr<Link> link;
   std::optional<InFrame> frame;
   std::string cause;  // without a frame: why the link ended
-  bool wants_sides = false;
+  bool wants_streams = false;
 };
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -67,12 +67,12 @@ class Link : public std::enable_shared_from_this<Link> {
   // Whether the endpoint's thread takes frames off this link from now on. Callers inside `exchange` and
   // `receive` do in any case. When the peer closes the connection, the endpoint reads up to its end.
   void set_reading(bool is_on) EXCLUDES(interest_);
-  // Use one more connection, which this takes over, for large buffers. `keys`: of its records, or null.
-  // Throws LinkFailure: the link is lost, may have no more of them, or there is no crypto.
+  // Use one more stream for large buffers: the socket, which this takes over. `keys`: of its records, or
+  // null. Throws LinkFailure: the link is lost, may have no more streams, or there is no crypto.
   void join(Descriptor socket, const Keys* keys = nullptr) EXCLUDES(interest_, state_);
-  // How many connections there are, and how many buffers were sent in stripes.
-  unsigned streams() const { return stream_ ? stream_->sides() + 1 : 1; }
-  std::uint64_t striped_buffers() const { return stream_ ? stream_->striped_buffers() : 0; }
+  // How many streams there are, and how many buffers were sent in stripes.
+  unsigned streams() const { return streams_ ? streams_->further_streams() + 1 : 1; }
+  std::uint64_t striped_buffers() const { return streams_ ? streams_->striped_buffers() : 0; }
   // End the link: wake everyone who waits on it, and report it once, if it was started.
   void lose(const std::string& cause) EXCLUDES(state_, interest_);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
@@ -81,15 +81,15 @@ class Link : public std::enable_shared_from_this<Link> {
   // For the endpoint: its thread, where that is required.
 
   int fd() const { return channel_->fd(); }
-  int side_fd(unsigned lane) const { return stream_->side_fd(lane); }
+  int stream_fd(unsigned stream) const { return streams_->stream_fd(stream); }
   // The next frame that no caller waits for, if there is input and no other thread reads.
   std::optional<Event> take_event() REQUIRES(endpoint_thread);
   // The socket can be read: find out why, and wake the thread that has to act on it.
   void on_readable() REQUIRES(endpoint_thread);
   // The socket is closed for good in both directions: the same.
   void on_hang_up() REQUIRES(endpoint_thread);
-  // epoll told of a connection beside the first, what it was asked for, once.
-  void on_side(unsigned lane, std::uint32_t events) REQUIRES(endpoint_thread) EXCLUDES(interest_);
+  // epoll told of a further stream, what it was asked for, once.
+  void on_stream(unsigned stream, std::uint32_t events) REQUIRES(endpoint_thread) EXCLUDES(interest_);
   bool has_residue() const { return has_residue_.load(std::memory_order_seq_cst); }
   void write_residue() REQUIRES(endpoint_thread);
   // Called before the endpoint's thread sleeps. Returns false if there is something to do.
@@ -137,12 +137,12 @@ class Link : public std::enable_shared_from_this<Link> {
   void leave_residue(Composed& composed) RELEASE(channel_->writing);
   LinkFailure broken(const LinkFailure& error);
 
-  void arm_lanes() EXCLUDES(interest_);
-  void on_side_end(unsigned lane);
+  void arm_streams() EXCLUDES(interest_);
+  void on_stream_end(unsigned stream);
   void note_buffer(std::size_t size) {
-    if (asks_for_sides_.load(std::memory_order_relaxed)) ask_for_sides(size);
+    if (asks_for_streams_.load(std::memory_order_relaxed)) ask_for_streams(size);
   }
-  void ask_for_sides(std::size_t size) EXCLUDES(state_);
+  void ask_for_streams(std::size_t size) EXCLUDES(state_);
 
   // The role of reading: these alone touch `reading_`, but for those that only look who reads.
   bool take_role() TRY_ACQUIRE(true, channel_->reading) {
@@ -174,15 +174,15 @@ class Link : public std::enable_shared_from_this<Link> {
   static void wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt);
   bool sleep_until_readable(int alarm, Nanoseconds deadline, Interrupt interrupt)
       REQUIRES(channel_->reading);
-  bool waits_for_sides() const;
+  bool waits_for_streams() const;
   void set_watched(bool watched) EXCLUDES(interest_);
   void update_interest() EXCLUDES(interest_);
 
   const std::shared_ptr<Endpoint> home_;
   const std::uint64_t id_;
   const std::unique_ptr<Channel> channel_;
-  StreamChannel* const stream_;  // the same, or null
-  std::atomic<bool> asks_for_sides_;  // when a buffer is large enough; once
+  StreamChannel* const streams_;  // the same, or null
+  std::atomic<bool> asks_for_streams_;  // when a buffer is large enough; once
 
   Rundown users_;  // of the socket, which is there while the link is not lost
   std::atomic<bool> lost_{false};
@@ -200,7 +200,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::atomic<bool> residue_waits_{false};
 
   Mutex interest_;  // guards what epoll is asked to watch for, and `join`
-  std::uint32_t asked_[kMaxStreams] GUARDED_BY(interest_) = {};  // of the connections beside the first
+  std::uint32_t asked_[kMaxStreams] GUARDED_BY(interest_) = {};  // of the further streams
   std::atomic<bool> watched_{true};  // by the endpoint
 
   Mutex state_;  // guards what follows, and the change of `lost_`

@@ -48,8 +48,8 @@ void Link::stop_reading(Reading& reading) {
 void Link::give_role_back() {
   channel_->reading.end();
   reading_.store(false, std::memory_order_seq_cst);
-  if (stream_ && stream_->is_within_stripes()) {
-    arm_lanes();
+  if (streams_ && streams_->is_within_stripes()) {
+    arm_streams();
     if (channel_->may_have_input()) home_->wake_sleeper();
     return;
   }
@@ -199,9 +199,9 @@ void Link::wait_delivered(Waiter& waiter, Nanoseconds deadline, Interrupt interr
   }
 }
 
-// Whether the bytes that are waited for may come by a connection that is still to join. That wakes
+// Whether the bytes that are waited for may come by a stream that is still to join. That wakes
 // the endpoint's thread, and no thread that polls the others.
-bool Link::waits_for_sides() const { return stream_ && stream_->may_wait_for_sides(); }
+bool Link::waits_for_streams() const { return streams_ && streams_->may_wait_for_streams(); }
 
 // Until the outcome is there, or the endpoint has to read: it does not keep up with what arrives for it.
 void Link::wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrupt) {
@@ -225,7 +225,7 @@ void Link::wait_reading(Waiter& waiter, Nanoseconds deadline, Interrupt interrup
       return waiter.is_set() || channel_->look();
     };
     if (!spinner_.spin(start, look)) {
-      if (waits_for_sides()) return;
+      if (waits_for_streams()) return;
       if (!sleep_until_readable(-1, deadline, interrupt)) throw TimedOut();
     }
     spinner_.remember(start);
@@ -264,7 +264,7 @@ std::optional<InFrame> Link::receive_reading(std::uint64_t kinds, int alarm, Nan
       return rang || is_lost() || channel_->look();
     };
     if (!spinner_.spin(start, look)) {
-      if (waits_for_sides()) return std::nullopt;
+      if (waits_for_streams()) return std::nullopt;
       if (!sleep_until_readable(alarm, deadline, interrupt)) return std::nullopt;
       rang = has_rung(alarm);
     }

@@ -133,7 +133,7 @@ void Link::leave_residue(Composed& composed) {
 void Link::write_residue() {
   if (!enter()) return;
   if (take_residue()) {
-    const bool first_was_blocked = stream_ && stream_->is_blocked(0);
+    const bool first_was_blocked = streams_ && streams_->is_blocked(0);
     bool is_over = true;
     try {
       while (!residue_.is_written() && !is_lost() && channel_->write_some(residue_)) {
@@ -145,7 +145,7 @@ void Link::write_residue() {
     if (is_over) {
       end_residue();
     } else {
-      const bool changed = stream_ && stream_->is_blocked(0) != first_was_blocked;
+      const bool changed = streams_ && streams_->is_blocked(0) != first_was_blocked;
       offer_residue();
       if (changed) update_interest();
     }

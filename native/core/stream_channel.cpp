@@ -39,13 +39,13 @@ StreamChannel::StreamChannel(Descriptor socket, const Striping& striping, const 
   if (striping.streams > kMaxStreams) throw std::invalid_argument("too many streams for a link");
 }
 
-// The first connection.
+// The first stream.
 
 std::size_t StreamChannel::receive(std::uint8_t* data, std::size_t size) {
   const ssize_t count = recv(socket_.get(), data, size, MSG_DONTWAIT);
   if (count > 0) return static_cast<std::size_t>(count);
   if (count < 0 && would_block(errno)) return 0;
-  const bool is_closed = count == 0 || side_closed_.load();
+  const bool is_closed = count == 0 || further_closed_.load();
   failure_ = is_closed ? why_closed() : "the connection broke: " + std::string(std::strerror(errno));
   buffered_.store(true, std::memory_order_relaxed);
   return 0;
@@ -107,8 +107,10 @@ bool StreamChannel::may_have_input() const {
   const std::uint32_t wanted = wanted_.load(std::memory_order_relaxed);
   if (buffered && wanted & 1) return true;
   const unsigned joined = joined_.load(std::memory_order_acquire);
-  for (unsigned lane = 1; lane <= joined; ++lane) {
-    if (wanted >> lane & 1 && sides_[lane - 1]->ready.load(std::memory_order_relaxed)) return true;
+  for (unsigned stream = 1; stream <= joined; ++stream) {
+    if (wanted >> stream & 1 && further_[stream - 1]->ready.load(std::memory_order_relaxed)) {
+      return true;
+    }
   }
   return false;
 }
@@ -119,12 +121,12 @@ bool StreamChannel::look() {
   pollfd waited[kMaxStreams];
   const nfds_t count = wait_set(waited);
   if (::poll(waited, count, 0) <= 0) return false;
-  const unsigned joined = sides();
+  const unsigned joined = further_streams();
   for (nfds_t i = 0; i < count; ++i) {
     if (waited[i].revents == 0) continue;
     if (waited[i].fd == socket_.get()) look_first();
-    for (unsigned lane = 1; lane <= joined; ++lane) {
-      if (waited[i].fd == side_fd(lane)) mark_ready(lane);
+    for (unsigned stream = 1; stream <= joined; ++stream) {
+      if (waited[i].fd == stream_fd(stream)) mark_ready(stream);
     }
   }
   return may_have_input();
@@ -132,9 +134,9 @@ bool StreamChannel::look() {
 
 nfds_t StreamChannel::wait_set(pollfd* waited) const {
   nfds_t count = 0;
-  const unsigned joined = sides();
-  for (unsigned lane = 0; lane <= joined; ++lane) {
-    if (wants(lane)) waited[count++] = {fd_of(lane), POLLIN, 0};
+  const unsigned joined = further_streams();
+  for (unsigned stream = 0; stream <= joined; ++stream) {
+    if (wants(stream)) waited[count++] = {stream_fd(stream), POLLIN, 0};
   }
   return count;
 }
@@ -147,29 +149,29 @@ void StreamChannel::begin_striped(std::uint8_t* data, std::uint64_t size, std::u
 
 bool StreamChannel::read_striped() {
   using State = StripesIn::State;
-  const unsigned joined = sides();
+  const unsigned joined = further_streams();
   std::uint32_t wanted = 0;
   bool any_ended = false;
   const auto from_first = [this](std::uint8_t* data, std::size_t size) {
     reading.assume();
     return read(data, size);
   };
-  for (unsigned lane = 1; lane <= joined && !in_.is_complete(); ++lane) {
-    Side& side = *sides_[lane - 1];
-    const auto from_side = [this, &side](std::uint8_t* data, std::size_t size) {
+  for (unsigned stream = 1; stream <= joined && !in_.is_complete(); ++stream) {
+    FurtherStream& further = *further_[stream - 1];
+    const auto from_further = [this, &further](std::uint8_t* data, std::size_t size) {
       reading.assume();
-      return read_side(side, data, size);
+      return read_further(further, data, size);
     };
-    const State state = side.ended ? State::kHeld : in_.advance(side.in, false, from_side);
-    if (state == State::kInput && !side.ended) wanted |= 1u << lane;
-    any_ended = any_ended || side.ended;
+    const State state = further.ended ? State::kHeld : in_.advance(further.in, false, from_further);
+    if (state == State::kInput && !further.ended) wanted |= 1u << stream;
+    any_ended = any_ended || further.ended;
   }
-  // After the others, whose end ends the first one.
+  // After the others, whose end ends the first stream.
   if (!in_.is_complete() && in_.advance(first_, true, from_first) == State::kInput) wanted |= 1;
   if (in_.is_complete()) return true;
   if (wanted == 0 && any_ended) throw LinkFailure(why_closed());
   if (wanted == 0 && joined + 1 == striping_.streams) {
-    throw BadFrame("a striped buffer is not complete, and no connection brings the rest of it");
+    throw BadFrame("a striped buffer is not complete, and no stream brings the rest of it");
   }
   wanted_.store(wanted | kAll << (joined + 1), std::memory_order_seq_cst);
   return false;
@@ -188,43 +190,44 @@ bool StreamChannel::end_striped() {
   return true;
 }
 
-std::size_t StreamChannel::read_side(Side& side, std::uint8_t* data, std::size_t size) {
-  if (!side.records) return receive_side(side, data, size);
-  RecordsIn& records = side.records->in;
+std::size_t StreamChannel::read_further(FurtherStream& further, std::uint8_t* data, std::size_t size) {
+  if (!further.records) return receive_further(further, data, size);
+  RecordsIn& records = further.records->in;
   if (!records.is_ready()) {
     const RecordsIn::Room room = records.room();
-    records.received(receive_side(side, room.data, room.size));
+    records.received(receive_further(further, room.data, room.size));
     if (!records.is_ready()) {
-      side.ready.store(false, std::memory_order_relaxed);
+      further.ready.store(false, std::memory_order_relaxed);
       return 0;
     }
   }
   return records.take(data, size);
 }
 
-// Both sides close the first connection before the others. So the end of one beside it is the end
-// of the link: expected and no news, or the first one is still open and that is a loss. What has
+// Both workers close the first stream before the others. So the end of a further stream is the end
+// of the link: expected and no news, or the first stream is still open and that is a loss. What has
 // arrived by the others still counts, a goodbye maybe.
-std::size_t StreamChannel::receive_side(Side& side, std::uint8_t* data, std::size_t size) {
-  const ssize_t count = recv(side.socket.get(), data, size, MSG_DONTWAIT);
+std::size_t StreamChannel::receive_further(FurtherStream& further, std::uint8_t* data,
+                                           std::size_t size) {
+  const ssize_t count = recv(further.socket.get(), data, size, MSG_DONTWAIT);
   if (count > 0) return static_cast<std::size_t>(count);
   if (count < 0 && would_block(errno)) {
-    side.ready.store(false, std::memory_order_relaxed);
+    further.ready.store(false, std::memory_order_relaxed);
     return 0;
   }
-  side.ended = true;
-  if (!side.in.is_between_chunks()) throw LinkFailure(kSideClosed);
+  further.ended = true;
+  if (!further.in.is_between_chunks()) throw LinkFailure(kStreamClosed);
   if (!has_first_ended()) {
-    blame_side();
+    blame_further();
     Channel::shut_down();  // so that the end is found behind the input that is there
   }
   return 0;
 }
 
 void StreamChannel::join(Descriptor socket, const Keys* keys) {
-  const unsigned joined = sides();
-  if (joined + 1 >= striping_.streams) throw LinkFailure("the link has all its connections");
-  sides_[joined] = std::make_unique<Side>(std::move(socket), records_with(keys));
+  const unsigned joined = further_streams();
+  if (joined + 1 >= striping_.streams) throw LinkFailure("the link has all its streams");
+  further_[joined] = std::make_unique<FurtherStream>(std::move(socket), records_with(keys));
   joined_.store(joined + 1, std::memory_order_seq_cst);
 }
 
@@ -232,7 +235,7 @@ void StreamChannel::join(Descriptor socket, const Keys* keys) {
 
 void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
   std::vector<std::uint64_t> chunks;
-  if (sides() > 0) {
+  if (further_streams() > 0) {
     for (std::size_t i = 0; i < frame.buffers.size(); ++i) {
       const Part& buffer = frame.buffers[i];
       if (buffer.size < striping_.threshold || buffer.size / striping_.chunk >= kMaxChunks) continue;
@@ -244,9 +247,9 @@ void StreamChannel::compose(const OutFrame& frame, Composed& composed) {
   lay_out(frame, chunks, composed, kStriped);
 }
 
-StreamChannel::Written StreamChannel::write_to(unsigned lane, const Part* parts, std::size_t count) {
-  const int fd = fd_of(lane);
-  if (Records* records = records_of(lane)) return write_records(records->out, fd, parts, count);
+StreamChannel::Written StreamChannel::write_to(unsigned stream, const Part* parts, std::size_t count) {
+  const int fd = stream_fd(stream);
+  if (Records* records = records_of(stream)) return write_records(records->out, fd, parts, count);
   iovec vectors[kMaxVectors];
   std::size_t used = 0;
   for (std::size_t i = 0; i < count && used < kMaxVectors; ++i) {
@@ -283,19 +286,19 @@ bool StreamChannel::write_some(Composed& composed) {
   }
   StripesOut& stripes = composed.stripes;
   if (!stripes.has_begun()) {
-    stripes.begin(striped_so_far_ + 1, striping_.chunk, 1 + sides());
+    stripes.begin(striped_so_far_ + 1, striping_.chunk, 1 + further_streams());
     striped_so_far_ += stripes.count();
     striped_out_.store(striped_so_far_, std::memory_order_relaxed);
   }
   bool any = false;
   std::uint32_t blocked = 0;
-  for (unsigned lane = 0; lane < stripes.lanes(); ++lane) {
+  for (unsigned stream = 0; stream < stripes.streams(); ++stream) {
     Part parts[2];
-    if (!stripes.fill(lane, parts)) continue;
-    const Written written = write_to(lane, parts, 2);
-    stripes.take(lane, written.taken);
+    if (!stripes.fill(stream, parts)) continue;
+    const Written written = write_to(stream, parts, 2);
+    stripes.take(stream, written.taken);
     any = any || written.any;
-    if (stripes.is_pending(lane)) blocked |= 1u << lane;
+    if (stripes.is_pending(stream)) blocked |= 1u << stream;
   }
   blocked_.store(blocked);
   return any;
@@ -304,30 +307,30 @@ bool StreamChannel::write_some(Composed& composed) {
 bool StreamChannel::wait_for_space(Nanoseconds deadline, Interrupt interrupt) {
   pollfd waited[kMaxStreams];
   nfds_t count = 0;
-  const unsigned joined = sides();
-  for (unsigned lane = 0; lane <= joined; ++lane) {
-    if (is_blocked(lane)) waited[count++] = {fd_of(lane), POLLOUT, 0};
+  const unsigned joined = further_streams();
+  for (unsigned stream = 0; stream <= joined; ++stream) {
+    if (is_blocked(stream)) waited[count++] = {stream_fd(stream), POLLOUT, 0};
   }
   return poll_until(waited, count, deadline, interrupt) > 0;
 }
 
 // Ending.
 
-// The first one first: see `receive_side`.
+// The first stream first: see `receive_further`.
 void StreamChannel::shut_down() {
   Channel::shut_down();
-  const unsigned joined = sides();
-  for (unsigned lane = 1; lane <= joined; ++lane) shutdown(side_fd(lane), SHUT_RDWR);
+  const unsigned joined = further_streams();
+  for (unsigned stream = 1; stream <= joined; ++stream) shutdown(stream_fd(stream), SHUT_RDWR);
 }
 
 // Keys are overwritten with the records.
 void StreamChannel::close() {
   Channel::close();
   records_.reset();
-  for (const auto& side : sides_) {
-    if (!side) continue;
-    side->socket.reset();
-    side->records.reset();
+  for (const auto& further : further_) {
+    if (!further) continue;
+    further->socket.reset();
+    further->records.reset();
   }
 }
 

@@ -1,5 +1,5 @@
-// A channel over sockets alone: one, which carries frames in order, and others beside it, if any,
-// which carry chunks of large buffers (`stripes.hpp`). Each may have keys: then what it carries goes as
+// A channel over sockets alone, its streams: the first carries frames in order, and further streams, if
+// any, carry chunks of large buffers (`stripes.hpp`). Each may have keys: then what it carries goes as
 // records (`records.hpp`), sealed where it is written and opened where it is read.
 #pragma once
 
@@ -18,12 +18,12 @@
 
 namespace farcall {
 
-constexpr char kSideClosed[] = "a connection beside the first one of the link was closed";
+constexpr char kStreamClosed[] = "a further stream of the link was closed";
 
-// Connections are numbered: 0 is the first, others count from 1 in the order in which they joined.
+// Streams are numbered: 0 is the first, others count from 1 in the order in which they joined.
 class StreamChannel final : public Channel {
  public:
-  // `keys`: of the first connection, or null. Throws LinkFailure: there is no crypto.
+  // `keys`: of the first stream, or null. Throws LinkFailure: there is no crypto.
   explicit StreamChannel(Descriptor socket, const Striping& striping = {}, const Keys* keys = nullptr);
 
   std::size_t read(std::uint8_t* data, std::size_t size) override REQUIRES(reading);
@@ -51,34 +51,38 @@ class StreamChannel final : public Channel {
   void shut_down() override;
   void close() override;
 
-  // Connections beside the first. Any thread, but where something else is said.
+  // Further streams. Any thread, but where something else is said.
 
   const Striping& striping() const { return striping_; }
   // One thread at a time. Throws LinkFailure: there are as many as there may be, or no crypto.
   void join(Descriptor socket, const Keys* keys = nullptr);
-  unsigned sides() const { return joined_.load(std::memory_order_seq_cst); }
-  int side_fd(unsigned lane) const { return sides_[lane - 1]->socket.get(); }
-  void mark_ready(unsigned lane) { sides_[lane - 1]->ready.store(true); }
+  unsigned further_streams() const { return joined_.load(std::memory_order_seq_cst); }
+  int stream_fd(unsigned stream) const {
+    return stream == 0 ? socket_.get() : further_[stream - 1]->socket.get();
+  }
+  void mark_ready(unsigned stream) { further_[stream - 1]->ready.store(true); }
   // Its end was noticed, and is no news any more.
-  void mark_ending(unsigned lane) { sides_[lane - 1]->ending.store(true); }
-  bool is_ending(unsigned lane) const { return sides_[lane - 1]->ending.load(); }
+  void mark_ending(unsigned stream) { further_[stream - 1]->ending.store(true); }
+  bool is_ending(unsigned stream) const { return further_[stream - 1]->ending.load(); }
 
-  // Whether reading goes on when there is input on a connection.
-  bool wants(unsigned lane) const {
+  // Whether reading goes on when there is input on a stream.
+  bool wants(unsigned stream) const {
     return within_stripes_.load(std::memory_order_seq_cst)
-               ? wanted_.load(std::memory_order_seq_cst) >> lane & 1
-               : lane == 0;
+               ? wanted_.load(std::memory_order_seq_cst) >> stream & 1
+               : stream == 0;
   }
   bool is_within_stripes() const { return within_stripes_.load(std::memory_order_seq_cst); }
-  // Whether reading may have to wait for a connection that is still to join.
-  bool may_wait_for_sides() const { return is_within_stripes() && sides() + 1 < striping_.streams; }
-  // Whether writing goes on when there is space on a connection.
-  bool is_blocked(unsigned lane) const { return blocked_.load() >> lane & 1; }
-  // Whether the peer has closed the first connection, though there may be more to read.
+  // Whether reading may have to wait for a stream that is still to join.
+  bool may_wait_for_streams() const {
+    return is_within_stripes() && further_streams() + 1 < striping_.streams;
+  }
+  // Whether writing goes on when there is space on a stream.
+  bool is_blocked(unsigned stream) const { return blocked_.load() >> stream & 1; }
+  // Whether the peer has closed the first stream, though there may be more to read.
   bool has_first_ended() const;
-  // The end that will be found on the first connection is due to one beside it.
-  void blame_side() { side_closed_.store(true); }
-  const char* why_closed() const { return side_closed_.load() ? kSideClosed : kClosed; }
+  // The end that will be found on the first stream is due to a further one.
+  void blame_further() { further_closed_.store(true); }
+  const char* why_closed() const { return further_closed_.load() ? kStreamClosed : kClosed; }
 
   std::uint64_t striped_buffers() const { return striped_out_.load(std::memory_order_relaxed); }
 
@@ -88,13 +92,13 @@ class StreamChannel final : public Channel {
 
   using RecordsRef = std::unique_ptr<Records>;
 
-  struct Side {
-    Side(Descriptor socket, RecordsRef records)
+  struct FurtherStream {
+    FurtherStream(Descriptor socket, RecordsRef records)
         : socket(std::move(socket)), records(std::move(records)) {}
 
     Descriptor socket;
     RecordsRef records;  // null without keys
-    StripesIn::Lane in;
+    StripesIn::Stream in;
     bool ended = false;  // the reader has found the end
     std::atomic<bool> ready{true};  // there may be input
     std::atomic<bool> ending{false};
@@ -107,43 +111,44 @@ class StreamChannel final : public Channel {
     bool any;
   };
 
-  int fd_of(unsigned lane) const { return lane == 0 ? socket_.get() : side_fd(lane); }
-  Records* records_of(unsigned lane) const {
-    return (lane == 0 ? records_ : sides_[lane - 1]->records).get();
+  Records* records_of(unsigned stream) const {
+    return (stream == 0 ? records_ : further_[stream - 1]->records).get();
   }
   std::size_t receive(std::uint8_t* data, std::size_t size) REQUIRES(reading);
-  std::size_t receive_side(Side& side, std::uint8_t* data, std::size_t size) REQUIRES(reading);
-  std::size_t read_side(Side& side, std::uint8_t* data, std::size_t size) REQUIRES(reading);
+  std::size_t receive_further(FurtherStream& further, std::uint8_t* data, std::size_t size)
+      REQUIRES(reading);
+  std::size_t read_further(FurtherStream& further, std::uint8_t* data, std::size_t size)
+      REQUIRES(reading);
   std::size_t read_records(std::uint8_t* data, std::size_t size) REQUIRES(reading);
   bool has_bytes() const REQUIRES(reading) {
     return records_ ? records_->in.is_ready() : start_ < end_;
   }
   bool look_first() REQUIRES(reading);
-  Written write_to(unsigned lane, const Part* parts, std::size_t count) REQUIRES(writing);
+  Written write_to(unsigned stream, const Part* parts, std::size_t count) REQUIRES(writing);
   Written write_records(RecordsOut& records, int fd, const Part* parts, std::size_t count)
       REQUIRES(writing);
 
   const Striping striping_;
-  RecordsRef records_;  // of the first connection; null without keys
+  RecordsRef records_;  // of the first stream; null without keys
   std::vector<std::uint8_t> buffer_ GUARDED_BY(reading);  // without keys
   std::size_t start_ GUARDED_BY(reading) = 0;
   std::size_t end_ GUARDED_BY(reading) = 0;
   std::string failure_ GUARDED_BY(reading);  // why nothing comes any more
   std::atomic<bool> buffered_{false};  // or it failed
 
-  std::array<std::unique_ptr<Side>, kMaxStreams - 1> sides_;
+  std::array<std::unique_ptr<FurtherStream>, kMaxStreams - 1> further_;
   std::atomic<unsigned> joined_{0};  // how many of them are there
-  std::atomic<bool> side_closed_{false};
+  std::atomic<bool> further_closed_{false};
 
   StripesIn in_ GUARDED_BY(reading);
-  StripesIn::Lane first_ GUARDED_BY(reading);
+  StripesIn::Stream first_ GUARDED_BY(reading);
   std::atomic<bool> within_stripes_{false};
-  // Within stripes: on which connections; a bit each. Of those that the reader has not seen yet, all.
+  // Within stripes: on which streams; a bit each. Of those that the reader has not seen yet, all.
   std::atomic<std::uint32_t> wanted_{kAll};
 
   std::uint64_t striped_so_far_ GUARDED_BY(writing) = 0;
   std::atomic<std::uint64_t> striped_out_{0};  // the same, for others
-  std::atomic<std::uint32_t> blocked_{1};  // which connections the writer waits for; a bit each
+  std::atomic<std::uint32_t> blocked_{1};  // which streams the writer waits for; a bit each
 };
 
 }  // namespace farcall

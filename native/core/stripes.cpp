@@ -48,14 +48,14 @@ std::uint64_t count_chunks(std::uint64_t size, std::uint64_t chunk) {
 
 // Writing.
 
-void StripesOut::begin(std::uint64_t first, std::size_t chunk, std::size_t lanes) {
+void StripesOut::begin(std::uint64_t first, std::size_t chunk, std::size_t streams) {
   first_ = first;
   chunk_ = chunk;
-  lanes_.resize(lanes);
+  streams_.resize(streams);
 }
 
 bool StripesOut::fill(std::size_t index, Part (&parts)[2]) {
-  Lane& lane = lanes_[index];
+  Stream& stream = streams_[index];
   if (!is_pending(index)) {
     while (next_ < rest_.size() && rest_[next_].size == 0) {
       ++next_;
@@ -64,45 +64,45 @@ bool StripesOut::fill(std::size_t index, Part (&parts)[2]) {
     ChunkHeader header;
     if (next_ < rest_.size()) {
       Part& rest = rest_[next_];
-      lane.data = {rest.data, std::min(chunk_, rest.size)};
-      header = {static_cast<std::uint32_t>(lane.data.size), first_ + next_, offset_};
-      rest.data += lane.data.size;
-      rest.size -= lane.data.size;
-      offset_ += lane.data.size;
+      stream.data = {rest.data, std::min(chunk_, rest.size)};
+      header = {static_cast<std::uint32_t>(stream.data.size), first_ + next_, offset_};
+      rest.data += stream.data.size;
+      rest.size -= stream.data.size;
+      offset_ += stream.data.size;
     } else if (index == 0 && !ended_) {
       ended_ = true;
       header.buffer = first_ + rest_.size() - 1;
     } else {
       return false;
     }
-    lane.header = encode_chunk(header);
-    lane.header_left = kChunkHeaderSize;
+    stream.header = encode_chunk(header);
+    stream.header_left = kChunkHeaderSize;
   }
-  parts[0] = {lane.header.data() + kChunkHeaderSize - lane.header_left, lane.header_left};
-  parts[1] = lane.data;
+  parts[0] = {stream.header.data() + kChunkHeaderSize - stream.header_left, stream.header_left};
+  parts[1] = stream.data;
   return true;
 }
 
 void StripesOut::take(std::size_t index, std::size_t count) {
-  Lane& lane = lanes_[index];
-  const std::size_t of_header = std::min(count, lane.header_left);
-  lane.header_left -= of_header;
-  lane.data.data += count - of_header;
-  lane.data.size -= count - of_header;
+  Stream& stream = streams_[index];
+  const std::size_t of_header = std::min(count, stream.header_left);
+  stream.header_left -= of_header;
+  stream.data.data += count - of_header;
+  stream.data.size -= count - of_header;
 }
 
 bool StripesOut::is_written() const {
   if (rest_.empty()) return true;
-  if (!ended_) return false;  // which comes after the last chunk was given to a connection
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (is_pending(lane)) return false;
+  if (!ended_) return false;  // which comes after the last chunk was given to a stream
+  for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
+    if (is_pending(stream)) return false;
   }
   return true;
 }
 
 std::size_t StripesOut::bytes_left() const {
   std::size_t left = 0;
-  for (const Lane& lane : lanes_) left += lane.data.size;
+  for (const Stream& stream : streams_) left += stream.data.size;
   for (const Part& rest : rest_) left += rest.size;
   return left;
 }
@@ -119,13 +119,13 @@ void StripesIn::begin(std::uint8_t* data, std::uint64_t size, std::uint64_t chun
 }
 
 StripesIn::State StripesIn::check_end(bool is_first) {
-  if (!is_first) throw BadFrame("the end of a frame's chunks arrived beside the first connection");
+  if (!is_first) throw BadFrame("the end of a frame's chunks arrived on a further stream");
   return State::kEnd;
 }
 
 // Returns false if the chunk is of a later buffer.
-bool StripesIn::start_chunk(Lane& lane) {
-  const ChunkHeader& header = *lane.header;
+bool StripesIn::start_chunk(Stream& stream) {
+  const ChunkHeader& header = *stream.header;
   if (header.buffer < number_) throw BadFrame(name_of(header) + ", which is complete");
   if (header.buffer - number_ > kMaxAhead) {
     throw BadFrame(name_of(header) + ", and number " + std::to_string(number_) + " is not complete");
@@ -139,9 +139,9 @@ bool StripesIn::start_chunk(Lane& lane) {
   const std::uint64_t index = header.offset / chunk_;
   if (begun_[index]) throw BadFrame(name_of(header) + " arrived twice");
   begun_[index] = true;
-  lane.to = data_ + header.offset;
-  lane.left = header.length;
-  lane.header.reset();
+  stream.to = data_ + header.offset;
+  stream.left = header.length;
+  stream.header.reset();
   return true;
 }
 

@@ -1,4 +1,4 @@
-// A link's reader over several connections, and a peer that says on each of them what it likes, in
+// A link's reader over several streams, and a peer that says on each of them what it likes, in
 // any order. Buffers are small, so that each is a piece of the heap of its own: AddressSanitizer sees
 // a write beside it.
 #include <poll.h>
@@ -21,8 +21,8 @@ using namespace farcall;
 namespace {
 
 constexpr Limits kLimits{1 << 10, 1 << 10, 1 << 6, 1 << 12, 1 << 14, 16};
-constexpr unsigned kLanes = 3;
-constexpr std::size_t kMost = 32 << 10;  // bytes of a connection, so that its socket takes them
+constexpr unsigned kStreams = 3;
+constexpr std::size_t kMost = 32 << 10;  // bytes of a stream, so that its socket takes them
 
 void require(bool condition) {
   if (!condition) std::abort();
@@ -104,22 +104,22 @@ class Peer {
       socket = Descriptor(ends[0]);
       theirs.emplace_back(ends[1]);
     }
-    channel = std::make_unique<StreamChannel>(std::move(theirs[0]), Striping{kLanes, 1, 1, false});
-    for (unsigned lane = 1; lane < kLanes; ++lane) channel->join(std::move(theirs[lane]));
+    channel = std::make_unique<StreamChannel>(std::move(theirs[0]), Striping{kStreams, 1, 1, false});
+    for (unsigned stream = 1; stream < kStreams; ++stream) channel->join(std::move(theirs[stream]));
   }
 
-  void say(unsigned lane, const Bytes& bytes) {
-    if (!sockets_[lane] || bytes.empty() || said_[lane] + bytes.size() > kMost) return;
-    said_[lane] += bytes.size();
-    send(sockets_[lane].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  void say(unsigned stream, const Bytes& bytes) {
+    if (!sockets_[stream] || bytes.empty() || said_[stream] + bytes.size() > kMost) return;
+    said_[stream] += bytes.size();
+    send(sockets_[stream].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  void close(unsigned lane) { sockets_[lane].reset(); }
+  void close(unsigned stream) { sockets_[stream].reset(); }
 
   std::unique_ptr<StreamChannel> channel;
 
  private:
-  std::array<Descriptor, kLanes> sockets_;
-  std::array<std::size_t, kLanes> said_{};
+  std::array<Descriptor, kStreams> sockets_;
+  std::array<std::size_t, kStreams> said_{};
 };
 
 // Takes the input that is there. Afterwards nothing tells of more: a thread that waits for it sleeps.
@@ -147,7 +147,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
   try {
     while (choices.are_left()) {
       const std::uint8_t step = choices.byte();
-      const unsigned lane = step % 4 % kLanes;
+      const unsigned stream = step % 4 % kStreams;
       switch (step >> 2 & 7) {
         case 0:
         case 1:
@@ -156,13 +156,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
         case 2:
         case 3:
         case 4:
-          peer.say(lane, chunk(choices));
+          peer.say(stream, chunk(choices));
           break;
         case 5:
-          peer.say(lane, raw(choices));
+          peer.say(stream, raw(choices));
           break;
         case 6:
-          if (step >> 5 == 7) peer.close(lane);
+          if (step >> 5 == 7) peer.close(stream);
           break;
         case 7:
           read(reader, *peer.channel);

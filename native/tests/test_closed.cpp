@@ -169,7 +169,7 @@ void test_after_loss(Kind kind) {
   use(*pair.right);
 }
 
-void test_with_connections_beside_the_first() {
+void test_with_further_streams() {
   const Striping striping{3, 1 << 16, 1 << 16, true};
   auto endpoint = std::make_shared<Endpoint>(0);
   auto [ours, theirs] = socket_pair();
@@ -239,6 +239,6 @@ int main() {
     test_while_it_closes(kind);
     test_in_a_forked_child(kind);
   }
-  test_with_connections_beside_the_first();
+  test_with_further_streams();
   CHECK(calls_seen > 100);  // and not the C library's
 }

@@ -1,4 +1,4 @@
-// Buffers in chunks over several connections: cut and put together, wrong ones, and links over them.
+// Buffers in chunks over several streams: cut and put together, wrong ones, and links over them.
 #include <unistd.h>
 
 #include <cstring>
@@ -14,48 +14,49 @@ namespace {
 
 constexpr Striping kFew{4, 1000, 300, false};
 
-// The bytes that were written on each connection.
-using Lanes = std::vector<Bytes>;
+// The bytes that were written on each stream.
+using Streams = std::vector<Bytes>;
 
-// Writes up to `most` bytes on a connection. Returns false if there is nothing to write.
-bool write_on(StripesOut& out, Lanes& lanes, std::size_t lane, std::size_t most) {
+// Writes up to `most` bytes on a stream. Returns false if there is nothing to write.
+bool write_on(StripesOut& out, Streams& streams, std::size_t stream, std::size_t most) {
   Part parts[2];
-  if (!out.fill(lane, parts)) return false;
+  if (!out.fill(stream, parts)) return false;
   std::size_t written = 0;
   for (const Part& part : parts) {
     const std::size_t count = std::min(part.size, most - written);
-    lanes[lane].insert(lanes[lane].end(), part.data, part.data + count);
+    streams[stream].insert(streams[stream].end(), part.data, part.data + count);
     written += count;
   }
-  out.take(lane, written);
+  out.take(stream, written);
   return true;
 }
 
-// Reads from the connections, of each at most up to `ends`.
+// Reads from the streams, of each at most up to `ends`.
 struct Reader {
-  explicit Reader(const Lanes& lanes) : lanes(lanes), positions(lanes.size()), ends(lanes.size()) {
-    states.resize(lanes.size());
+  explicit Reader(const Streams& streams)
+      : streams(streams), positions(streams.size()), ends(streams.size()) {
+    states.resize(streams.size());
   }
 
-  std::size_t read(std::size_t lane, std::uint8_t* data, std::size_t size) {
+  std::size_t read(std::size_t stream, std::uint8_t* data, std::size_t size) {
     CHECK(size > 0);
-    const std::size_t count = std::min(size, ends[lane] - positions[lane]);
-    if (count > 0) std::memcpy(data, lanes[lane].data() + positions[lane], count);
-    positions[lane] += count;
+    const std::size_t count = std::min(size, ends[stream] - positions[stream]);
+    if (count > 0) std::memcpy(data, streams[stream].data() + positions[stream], count);
+    positions[stream] += count;
     return count;
   }
-  StripesIn::State advance(std::size_t lane) {
-    return in.advance(states[lane], lane == 0,
-                      [&](std::uint8_t* data, std::size_t size) { return read(lane, data, size); });
+  StripesIn::State advance(std::size_t stream) {
+    return in.advance(states[stream], stream == 0,
+                      [&](std::uint8_t* data, std::size_t size) { return read(stream, data, size); });
   }
   bool finish() {
     return in.finish(states[0],
                      [&](std::uint8_t* data, std::size_t size) { return read(0, data, size); });
   }
 
-  const Lanes& lanes;
+  const Streams& streams;
   std::vector<std::size_t> positions, ends;
-  std::vector<StripesIn::Lane> states;
+  std::vector<StripesIn::Stream> states;
   StripesIn in;
 };
 
@@ -64,7 +65,7 @@ void test_what_is_cut_comes_together() {
   for (int round = 0; round < 300; ++round) {
     const std::size_t count = 2 + random() % 4;
     const std::size_t chunk = 1 + random() % 200;
-    Lanes lanes(count);
+    Streams streams(count);
     std::vector<Bytes> all;
     std::vector<std::size_t> of_frames;
     for (std::size_t frame = 0, number = 1; frame < 3; ++frame) {
@@ -84,7 +85,7 @@ void test_what_is_cut_comes_together() {
       bool copied = false;
       StripesOut* writing = &out;
       while (!writing->is_written()) {
-        write_on(*writing, lanes, random() % count, 1 + random() % 300);
+        write_on(*writing, streams, random() % count, 1 + random() % 300);
         if (!copied && ++steps > random() % 20) {
           copied = true;
           rest.stripes = std::move(out);
@@ -93,25 +94,26 @@ void test_what_is_cut_comes_together() {
           writing = &rest.stripes;
         }
       }
-      for (std::size_t lane = 0; lane < count; ++lane) CHECK(!write_on(*writing, lanes, lane, 1));
+      for (std::size_t stream = 0; stream < count; ++stream)
+        CHECK(!write_on(*writing, streams, stream, 1));
     }
-    Reader reader(lanes);
+    Reader reader(streams);
     std::size_t number = 0;
     for (const std::size_t buffer_count : of_frames) {
       for (std::size_t i = 0; i < buffer_count; ++i, ++number) {
         Bytes buffer(all[number].size());
         reader.in.begin(buffer.data(), buffer.size(), chunk);
         while (!reader.in.is_complete()) {
-          const std::size_t lane = random() % count;
-          reader.ends[lane] = std::min(lanes[lane].size(), reader.ends[lane] + random() % 300);
-          reader.advance(lane);
+          const std::size_t stream = random() % count;
+          reader.ends[stream] = std::min(streams[stream].size(), reader.ends[stream] + random() % 300);
+          reader.advance(stream);
         }
         CHECK(buffer == all[number]);
       }
-      while (!reader.finish()) reader.ends[0] = std::min(lanes[0].size(), reader.ends[0] + 1);
+      while (!reader.finish()) reader.ends[0] = std::min(streams[0].size(), reader.ends[0] + 1);
     }
-    for (std::size_t lane = 0; lane < count; ++lane) {
-      CHECK(reader.positions[lane] == lanes[lane].size());
+    for (std::size_t stream = 0; stream < count; ++stream) {
+      CHECK(reader.positions[stream] == streams[stream].size());
     }
   }
 }
@@ -138,50 +140,50 @@ Bytes chunk_bytes(std::uint64_t buffer, std::uint64_t offset, std::uint32_t leng
 }
 
 // Buffer 1 is complete and 2, of 1000 bytes in chunks of 300, is being read.
-std::string cause_on(std::size_t lane, const std::vector<Bytes>& pieces) {
-  Lanes lanes{chunk_bytes(1, 0, 10), {}};
+std::string cause_on(std::size_t stream, const std::vector<Bytes>& pieces) {
+  Streams streams{chunk_bytes(1, 0, 10), {}};
   for (const Bytes& piece : pieces) {
-    lanes[lane].insert(lanes[lane].end(), piece.begin(), piece.end());
+    streams[stream].insert(streams[stream].end(), piece.begin(), piece.end());
   }
-  Reader reader(lanes);
-  for (std::size_t i = 0; i < lanes.size(); ++i) reader.ends[i] = lanes[i].size();
+  Reader reader(streams);
+  for (std::size_t i = 0; i < streams.size(); ++i) reader.ends[i] = streams[i].size();
   Bytes first(10), guarded(1200, 0xee);
   reader.in.begin(first.data(), 10, 300);
   reader.advance(0);
   CHECK(reader.in.is_complete());
   reader.in.begin(guarded.data() + 100, 1000, 300);
-  const std::string cause = cause_of([&] { reader.advance(lane); });
+  const std::string cause = cause_of([&] { reader.advance(stream); });
   for (std::size_t i = 0; i < 100; ++i) CHECK(guarded[i] == 0xee && guarded[1100 + i] == 0xee);
   return cause;
 }
 
 void test_wrong_chunks() {
-  for (const std::size_t lane : {0, 1}) {
-    CHECK(has(cause_on(lane, {chunk_bytes(2, 0, 300), chunk_bytes(2, 900, 100)}), "did not fail"));
-    CHECK(has(cause_on(lane, {chunk_bytes(3, 77, 5)}), "did not fail"));  // later
-    CHECK(has(cause_on(lane, {chunk_bytes(1, 0, 10)}), "which is complete"));
-    CHECK(has(cause_on(lane, {chunk_bytes(0, 0, 10)}), "which is complete"));
-    CHECK(has(cause_on(lane, {chunk_bytes(3 + kMaxAhead, 0, 9)}), "number 2 is not complete"));
-    CHECK(has(cause_on(lane, {chunk_bytes(~std::uint64_t{0}, 0, 9)}), "number 2 is not complete"));
+  for (const std::size_t stream : {0, 1}) {
+    CHECK(has(cause_on(stream, {chunk_bytes(2, 0, 300), chunk_bytes(2, 900, 100)}), "did not fail"));
+    CHECK(has(cause_on(stream, {chunk_bytes(3, 77, 5)}), "did not fail"));  // later
+    CHECK(has(cause_on(stream, {chunk_bytes(1, 0, 10)}), "which is complete"));
+    CHECK(has(cause_on(stream, {chunk_bytes(0, 0, 10)}), "which is complete"));
+    CHECK(has(cause_on(stream, {chunk_bytes(3 + kMaxAhead, 0, 9)}), "number 2 is not complete"));
+    CHECK(has(cause_on(stream, {chunk_bytes(~std::uint64_t{0}, 0, 9)}), "number 2 is not complete"));
     for (const std::uint64_t offset : {std::uint64_t{1}, std::uint64_t{299}, std::uint64_t{1000},
                                        std::uint64_t{1200}, ~std::uint64_t{0}, ~std::uint64_t{299}}) {
-      CHECK(has(cause_on(lane, {chunk_bytes(2, offset, 300)}), "has 1000 bytes in chunks of 300"));
+      CHECK(has(cause_on(stream, {chunk_bytes(2, offset, 300)}), "has 1000 bytes in chunks of 300"));
     }
     for (const std::uint32_t length : {1u, 299u, 301u}) {
-      CHECK(has(cause_on(lane, {chunk_bytes(2, 300, length)}), "has 1000 bytes in chunks of 300"));
+      CHECK(has(cause_on(stream, {chunk_bytes(2, 300, length)}), "has 1000 bytes in chunks of 300"));
     }
-    CHECK(has(cause_on(lane, {chunk_bytes(2, 900, 300)}), "has 1000 bytes in chunks of 300"));
-    CHECK(has(cause_on(lane, {chunk_bytes(2, 300, 300), chunk_bytes(2, 300, 300)}), "twice"));
-    CHECK(has(cause_on(lane, {Bytes(24, 1)}), "something else than a chunk"));
+    CHECK(has(cause_on(stream, {chunk_bytes(2, 900, 300)}), "has 1000 bytes in chunks of 300"));
+    CHECK(has(cause_on(stream, {chunk_bytes(2, 300, 300), chunk_bytes(2, 300, 300)}), "twice"));
+    CHECK(has(cause_on(stream, {Bytes(24, 1)}), "something else than a chunk"));
   }
   CHECK(has(cause_on(0, {chunk_bytes(2, 0, 0)}), "did not fail"));
-  CHECK(has(cause_on(1, {chunk_bytes(2, 0, 0)}), "beside the first connection"));
+  CHECK(has(cause_on(1, {chunk_bytes(2, 0, 0)}), "on a further stream"));
 }
 
 void test_wrong_ends() {
   for (const Bytes& end : {chunk_bytes(1, 0, 5), chunk_bytes(2, 0, 0), chunk_bytes(1, 1, 0)}) {
-    Lanes lanes{end};
-    Reader reader(lanes);
+    Streams streams{end};
+    Reader reader(streams);
     reader.ends[0] = end.size();
     reader.in.begin(nullptr, 0, 1);
     CHECK(has(cause_of([&] { reader.finish(); }), "where the chunks of a frame end"));
@@ -196,12 +198,12 @@ void test_too_many_chunks() {
   CHECK_THROWS(count_chunks(5, std::uint64_t{1} << 32), BadFrame);
 }
 
-// How the connections of a pair go.
+// How the streams of a pair go.
 enum class Wire { kPlain, kAuthenticated, kEncrypted } wire = Wire::kPlain;
 
-// Two endpoints with a link over several connections.
+// Two endpoints with a link over several streams.
 struct StripedPair {
-  explicit StripedPair(unsigned sides = kFew.streams - 1, Striping left_striping = kFew)
+  explicit StripedPair(unsigned further = kFew.streams - 1, Striping left_striping = kFew)
       : left_home(std::make_shared<Endpoint>(0)), right_home(std::make_shared<Endpoint>(0)) {
     auto [first, second] = socket_pair();
     const Ends ends(0);
@@ -209,14 +211,14 @@ struct StripedPair {
     right = right_home->open_stream(std::move(second), kLimits, kFew, ends.right());
     left->start();
     right->start();
-    for (unsigned i = 1; i <= sides; ++i) {
+    for (unsigned i = 1; i <= further; ++i) {
       auto [one, other] = socket_pair();
       left_fds.push_back(one.get());
       join_left(std::move(one), i);
       join_right(std::move(other), i);
     }
   }
-  // The keys of the connection of that number, if it has any.
+  // The keys of the stream of that number, if it has any.
   struct Ends {
     explicit Ends(unsigned number)
         : left_keys(test_keys(true, wire == Wire::kEncrypted, number)),
@@ -240,7 +242,7 @@ struct StripedPair {
 
   EndpointRef left_home, right_home;
   LinkRef left, right;
-  std::vector<int> left_fds;  // beside the first
+  std::vector<int> left_fds;  // of the further streams
 };
 
 void test_frames_stay_in_order() {
@@ -289,8 +291,8 @@ void test_deadline_leaves_the_rest_for_the_endpoint() {
   CHECK(more == *next_event(*pair.right_home).frame);
 }
 
-// A caller reads a buffer, a part of which comes by a connection that is not there yet.
-void test_connection_that_joins_late() {
+// A caller reads a buffer, a part of which comes by a stream that is not there yet.
+void test_stream_that_joins_late() {
   StripedPair pair(1);
   Server reads(pair.left_home, [](Event&) { CHECK(false); });
   auto [one, other] = socket_pair();
@@ -307,7 +309,7 @@ void test_connection_that_joins_late() {
   sender.join();
 }
 
-void test_wish_for_connections() {
+void test_wish_for_streams() {
   Striping dialled = kFew;
   dialled.dialled = true;
   StripedPair pair(0, dialled);
@@ -317,13 +319,13 @@ void test_wish_for_connections() {
   pair.right->send(test_frame(kOneWay, 1, 1, 1, {1000}).out(), patient(), no_interrupt);
   Event event = next_event(*pair.left_home);
   if (event.frame) event = next_event(*pair.left_home);
-  CHECK(event.wants_sides && event.link == pair.left);
+  CHECK(event.wants_streams && event.link == pair.left);
   pair.left->send(test_frame(kOneWay, 1, 1, 1, {1000}).out(), patient(), no_interrupt);
   CHECK(next_event(*pair.right_home).frame);
   while (auto more = pair.left_home->next(0, no_interrupt)) CHECK(more->frame);  // asked once
 }
 
-void test_too_many_connections() {
+void test_too_many_streams() {
   StripedPair pair;
   auto [one, other] = socket_pair();
   CHECK_THROWS(pair.left->join(std::move(one)), LinkFailure);
@@ -331,7 +333,7 @@ void test_too_many_connections() {
 }
 
 // Whatever the link does meanwhile, it ends at both sides, once, and says why.
-void test_end_of_a_connection_ends_the_link(bool busy, unsigned lane) {
+void test_end_of_a_stream_ends_the_link(bool busy, unsigned stream) {
   const std::size_t before = count_descriptors();
   {
     StripedPair pair;
@@ -340,16 +342,16 @@ void test_end_of_a_connection_ends_the_link(bool busy, unsigned lane) {
     if (busy) {
       sender.emplace(
           [&] { CHECK_THROWS(pair.left->send(large.out(), patient(), no_interrupt), LinkFailure); });
-      // Something has arrived beside the first, and much is to come.
-      pollfd waited{pair.right->side_fd(1), POLLIN, 0};
+      // Something has arrived on a further stream, and much is to come.
+      pollfd waited{pair.right->stream_fd(1), POLLIN, 0};
       CHECK(::poll(&waited, 1, -1) == 1);
     }
-    CHECK(shutdown(pair.left_fds[lane - 1], SHUT_RDWR) == 0);
+    CHECK(shutdown(pair.left_fds[stream - 1], SHUT_RDWR) == 0);
     for (const auto& [home, link] :
          {std::pair(pair.right_home, pair.right), {pair.left_home, pair.left}}) {
       const Event event = next_event(*home);
       CHECK(!event.frame && event.link == link && link->is_lost());
-      CHECK(event.cause == kSideClosed || event.cause == "the peer closed the connection" ||
+      CHECK(event.cause == kStreamClosed || event.cause == "the peer closed the connection" ||
             event.cause == "the connection broke: Connection reset by peer");
       CHECK(!home->next(0, no_interrupt));
     }
@@ -358,13 +360,13 @@ void test_end_of_a_connection_ends_the_link(bool busy, unsigned lane) {
   CHECK(count_descriptors() == before);
 }
 
-void test_caller_learns_of_the_end_of_a_connection() {
+void test_caller_learns_of_the_end_of_a_stream() {
   StripedPair pair;
   Server serves(pair.left_home, [](Event&) {});
   std::thread caller(
       [&] { CHECK_THROWS(call(*pair.left, test_frame(kRequest, 1, 1, 1)), LinkFailure); });
   CHECK(next_event(*pair.right_home).frame);
-  CHECK(shutdown(pair.right->side_fd(2), SHUT_RDWR) == 0);
+  CHECK(shutdown(pair.right->stream_fd(2), SHUT_RDWR) == 0);
   caller.join();
 }
 
@@ -386,10 +388,10 @@ void test_frames_before_the_end() {
 // A peer that says what it likes.
 struct RawPeer {
   RawPeer() : home(std::make_shared<Endpoint>(0)) {
-    for (unsigned lane = 0; lane < 2; ++lane) {
+    for (unsigned stream = 0; stream < 2; ++stream) {
       auto [one, other] = socket_pair();
       ours.push_back(std::move(other));
-      if (lane == 0) {
+      if (stream == 0) {
         link = home->open_stream(std::move(one), kLimits, {2, 1000, 300, false});
         link->start();
       } else {
@@ -398,8 +400,8 @@ struct RawPeer {
     }
   }
   ~RawPeer() { home->close(); }
-  void say(unsigned lane, const Bytes& bytes) {
-    CHECK(send(ours[lane].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+  void say(unsigned stream, const Bytes& bytes) {
+    CHECK(send(ours[stream].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
           static_cast<ssize_t>(bytes.size()));
   }
   // A frame with a buffer of 1000 bytes in chunks of that size.
@@ -446,7 +448,7 @@ void test_hostile_peer_loses_the_link() {
               peer.say(0, chunk_bytes(1, 0, 0));
               peer.say(1, chunk_bytes(2, 0, 300));
             }),
-            "no connection brings the rest"));
+            "no stream brings the rest"));
   CHECK(has(cause([](RawPeer& peer) {
               peer.begin(1000);
               peer.say(1, chunk_bytes(1, 0, 1000));
@@ -455,8 +457,8 @@ void test_hostile_peer_loses_the_link() {
             "something else than a chunk"));
 }
 
-// Nothing is wanted from the first connection, on which more waits; no thread spins meanwhile.
-void test_slow_connection_costs_nothing() {
+// Nothing is wanted from the first stream, on which more waits; no thread spins meanwhile.
+void test_slow_stream_costs_nothing() {
   RawPeer peer;
   peer.begin(300);
   peer.say(0, chunk_bytes(1, 0, 300));
@@ -475,7 +477,7 @@ void test_slow_connection_costs_nothing() {
   CHECK(next == *next_event(*peer.home).frame);
 }
 
-// The end of a connection beside the first overtakes what the first one has: that still counts.
+// The end of a further stream overtakes what the first one has: that still counts.
 void test_what_has_arrived_counts() {
   for (const bool is_read : {false, true}) {
     RawPeer peer;
@@ -491,11 +493,11 @@ void test_what_has_arrived_counts() {
     peer.ours[1].reset();
     CHECK(next_event(*peer.home).frame->buffers.size() == 1);
     CHECK(goodbye == *next_event(*peer.home).frame);
-    CHECK(next_event(*peer.home).cause == kSideClosed);
+    CHECK(next_event(*peer.home).cause == kStreamClosed);
   }
 }
 
-// The missing bytes do not come any more, and the first connection is still open, or not.
+// The missing bytes do not come any more, and the first stream is still open, or not.
 void test_end_in_the_middle_of_a_buffer() {
   for (const bool is_first_open : {false, true}) {
     RawPeer peer;
@@ -508,7 +510,7 @@ void test_end_in_the_middle_of_a_buffer() {
     peer.ours[1].reset();
     const Event event = next_event(*peer.home);
     CHECK(!event.frame);
-    CHECK(event.cause == (is_first_open ? kSideClosed : "the peer closed the connection"));
+    CHECK(event.cause == (is_first_open ? kStreamClosed : "the peer closed the connection"));
   }
 }
 
@@ -524,17 +526,17 @@ int main() {
     test_frames_stay_in_order();
     test_calls_both_ways();
     test_deadline_leaves_the_rest_for_the_endpoint();
-    test_connection_that_joins_late();
-    test_wish_for_connections();
-    test_too_many_connections();
+    test_stream_that_joins_late();
+    test_wish_for_streams();
+    test_too_many_streams();
     for (const bool busy : {false, true}) {
-      for (const unsigned lane : {1u, 3u}) test_end_of_a_connection_ends_the_link(busy, lane);
+      for (const unsigned stream : {1u, 3u}) test_end_of_a_stream_ends_the_link(busy, stream);
     }
-    test_caller_learns_of_the_end_of_a_connection();
+    test_caller_learns_of_the_end_of_a_stream();
     test_frames_before_the_end();
   }
   test_hostile_peer_loses_the_link();
-  test_slow_connection_costs_nothing();
+  test_slow_stream_costs_nothing();
   test_what_has_arrived_counts();
   test_end_in_the_middle_of_a_buffer();
 }

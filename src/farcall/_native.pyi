@@ -47,7 +47,7 @@ class Link:
     def is_stream(self) -> bool: ...
     @property
     def streams(self) -> int:
-        """Return how many connections it uses."""
+        """Return how many streams it has: the connections that it uses."""
 
     @property
     def striped_buffers(self) -> int:
@@ -155,9 +155,9 @@ class Endpoint:
         dialled: bool,
         keys: Keys | None,
     ) -> Link:
-        """Takes the descriptor over. `streams`: connections that it may have, this one included.
+        """Takes the descriptor over. `streams`: how many the link may have, this one included.
         Buffers of `threshold` bytes go in chunks of `chunk` bytes. `dialled`: tell us when it wants
-        more connections. `keys`: of its records; None: it has none. RuntimeError: there are keys
+        further streams. `keys`: of its records; None: it has none. RuntimeError: there are keys
         and no crypto.
         """
 

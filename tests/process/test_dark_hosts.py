@@ -137,7 +137,7 @@ def test_peer_that_does_not_read_when_its_host_goes_dark(pair: list[Member], net
 
 def test_peer_that_is_stopped_for_longer_than_the_bound_is_not_lost(pair: list[Member]) -> None:
     first, second = pair
-    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4  # the next goes over several connections
+    assert first.run(send, "w1", 8) == 8 * MEGABYTE // 4  # the next goes over several streams
     second.stop()
     first.start(send, "w1", 100)
     time.sleep(3 * BOUND)  # this is the promise: nothing happens in that time

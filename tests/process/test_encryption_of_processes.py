@@ -51,7 +51,7 @@ def start(crew: Crew, transport: str, *settings: dict[str, str]) -> list[Member]
 
 
 def push(to: str) -> float:
-    """Send buffers that go over several connections, there and back. A step."""
+    """Send buffers that go over several streams, there and back. A step."""
     total = rpc.rpc_sync(to, torch.add, args=(torch.ones(3 << 20), 1))
     return float(total.sum())
 

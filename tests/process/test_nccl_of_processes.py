@@ -30,7 +30,7 @@ def device_of(rank: int) -> int:
 
 
 def join_with_devices(rank: int, size: int, init_method: str) -> bool:
-    """Join with the device of the rank, or with the only one; return whether there are lanes."""
+    """Join with the device of the rank, or with the only one; return whether there are channels."""
     if torch.cuda.device_count() < size:
         os.environ["NCCL_HOSTID"] = f"w{rank}"
     options = rpc.ProcessGroupRpcBackendOptions(
@@ -40,7 +40,7 @@ def join_with_devices(rank: int, size: int, init_method: str) -> bool:
     )
     rpc.init_rpc(f"w{rank}", rpc.BackendType.PROCESS_GROUP, rank, size, options)
     endpoint = current_agent().endpoint
-    return isinstance(endpoint, ProcessGroupEndpoint) and endpoint.has_lanes
+    return isinstance(endpoint, ProcessGroupEndpoint) and endpoint.has_device_channels
 
 
 def group_of(crew: Crew, count: int) -> list[Member]:

@@ -26,7 +26,7 @@ from farcall.errors import AuthenticationFailed
 NAMES = ("w0", "w1", "w2")
 ROUNDS = 2
 PAUSE = 0.05  # seconds between the calls of a thread; six threads without one would fill all cores
-SIZE = 1 << 18  # floats that go over several connections
+SIZE = 1 << 18  # floats that go over several streams
 
 _stop = threading.Event()
 _callers: list[threading.Thread] = []

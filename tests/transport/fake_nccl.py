@@ -22,7 +22,7 @@ from stations import PATIENCE
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from farcall.runtime.process_groups import nccl
-from farcall.runtime.process_groups.nccl import NcclLanes
+from farcall.runtime.process_groups.nccl import NcclChannels
 
 CPU = torch.device("cpu")
 
@@ -222,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def lanes(size: int) -> list[NcclLanes]:
-    """Return the lanes of every rank."""
+def channels(size: int) -> list[NcclChannels]:
+    """Return the channels of every rank."""
     store = HashStore()
-    return [NcclLanes(store, rank, CPU) for rank in range(size)]
+    return [NcclChannels(store, rank, CPU) for rank in range(size)]

@@ -104,7 +104,7 @@ def main(kind: str, way: str, peer: str) -> None:
     for number in itertools.count():
         link.exchange(request(number, b"", [LARGE]), until)
         if kind != "native striped" or getattr(link, "streams", 1) == 4:
-            break  # else the further connections are on their way
+            break  # else the further streams are on their way
     say(as_json(near.worker))
     sys.stdin.readline()
     say(WAYS[way]())

@@ -25,7 +25,7 @@ class SealedLink(NativeLink):
     __slots__ = ()
 
     def join(self, sock: socket.socket, keys: Keys | None = None) -> None:
-        super().join(sock, keys_of(self.way is not None))
+        super().join(sock, keys_of(self.target is not None))
 
 
 class SealedEndpoint(NativeEndpoint):

@@ -1,4 +1,4 @@
-"""Links over several TCP connections: how they get them, which may join, and how they end."""
+"""Links over several TCP streams: how links get them, which may join, and how they end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_call(link: Any, call_id: int, data: bytes = LARGE) -> None:
 
 
 def widened(near: Station, far: Station, streams: int = 3) -> Any:
-    """Return a link that has all its connections on both sides."""
+    """Return a link that has all its streams at both ends."""
     near.read()
     far.read(echo)
     link: Any = near.connect(far)
@@ -82,7 +82,7 @@ def far_link(far: Station) -> Any:
     return link
 
 
-def test_link_gets_more_connections_with_its_first_large_buffer(station: StationMaker) -> None:
+def test_link_gets_more_streams_with_its_first_large_buffer(station: StationMaker) -> None:
     near, far = station("near"), station("far")
     near.read()
     far.read(echo)
@@ -163,7 +163,7 @@ def test_loopback_is_known(station: StationMaker) -> None:
 
 
 @pytest.mark.parametrize("native_dials", [True, False])
-def test_pure_python_has_one_connection(
+def test_pure_python_has_one_stream(
     station: StationMaker, secret: bytes | None, native_dials: bool
 ) -> None:
     native = station("native")
@@ -179,7 +179,7 @@ def test_pure_python_has_one_connection(
         other.close()
 
 
-def test_many_threads_share_the_connections(station: StationMaker, threads: Threads) -> None:
+def test_many_threads_share_the_streams(station: StationMaker, threads: Threads) -> None:
     near, far = station("near"), station("far")
     near.read()
     far.read(echo)
@@ -195,7 +195,7 @@ def test_many_threads_share_the_connections(station: StationMaker, threads: Thre
     wait_until(lambda: link.streams == 3)
 
 
-# Connections that may join.
+# Streams that may join.
 
 
 def introduce(far: Station, me: Identity, secret: bytes | None) -> socket.socket:
@@ -269,7 +269,7 @@ def test_second_link_of_a_name_is_refused(
         introduce(far, guest, secret)
 
 
-def test_more_connections_than_agreed_are_closed(
+def test_more_streams_than_agreed_are_closed(
     station: StationMaker, secret: bytes | None, guest: Identity
 ) -> None:
     far = station("far")

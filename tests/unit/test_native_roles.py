@@ -50,9 +50,9 @@ LOCKS = (
     ),
     Breach(
         "takes another lock than the one that guards",
-        "link_lanes.cpp",
-        "MutexLock lock(interest_);\n    asked_[lane] = 0;",
-        "MutexLock lock(state_);\n    asked_[lane] = 0;",
+        "link_streams.cpp",
+        "MutexLock lock(interest_);\n    asked_[stream] = 0;",
+        "MutexLock lock(state_);\n    asked_[stream] = 0;",
         "variable 'asked_' requires holding mutex 'interest_'",
     ),
     Breach(

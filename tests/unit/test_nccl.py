@@ -10,7 +10,7 @@ import torch
 from torch.distributed import HashStore
 
 from farcall.runtime.process_groups import nccl
-from farcall.runtime.process_groups.nccl import NcclCandidate, NcclLanes
+from farcall.runtime.process_groups.nccl import NcclCandidate, NcclChannels
 
 
 class Machine:
@@ -34,16 +34,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def lanes_of(*devices: list[torch.device]) -> list[NcclLanes | None]:
+def channels_of(*devices: list[torch.device]) -> list[NcclChannels | None]:
     store = HashStore()
     candidates = [NcclCandidate(store, rank, own) for rank, own in enumerate(devices)]
-    return [candidate.lanes(len(devices)) for candidate in candidates]
+    return [candidate.channels(len(devices)) for candidate in candidates]
 
 
-def test_workers_with_devices_of_their_own_have_lanes(machine: Machine) -> None:
+def test_workers_with_devices_of_their_own_have_device_channels(machine: Machine) -> None:
     machine.devices = ["GPU-0", "GPU-1", "GPU-2"]
     devices = [[torch.device("cuda")], [torch.device("cuda", 1)], [torch.device("cuda", 2)]]
-    assert all(isinstance(lanes, NcclLanes) for lanes in lanes_of(*devices))
+    assert all(isinstance(channels, NcclChannels) for channels in channels_of(*devices))
 
 
 def test_workers_that_share_a_device_have_none(
@@ -51,7 +51,7 @@ def test_workers_that_share_a_device_have_none(
 ) -> None:
     machine.devices = ["GPU-0"]
     with caplog.at_level(logging.INFO, "farcall"):
-        assert lanes_of([torch.device("cuda")], [torch.device("cuda", 0)]) == [None, None]
+        assert channels_of([torch.device("cuda")], [torch.device("cuda", 0)]) == [None, None]
     assert "share a CUDA device" in caplog.text
 
 
@@ -64,7 +64,7 @@ def test_workers_of_hosts_that_are_different_to_nccl_may_share_a_device(
     for rank in range(2):
         monkeypatch.setenv("NCCL_HOSTID", f"host{rank}")
         candidates.append(NcclCandidate(store, rank, [torch.device("cuda", 0)]))
-    assert all(candidate.lanes(2) is not None for candidate in candidates)
+    assert all(candidate.channels(2) is not None for candidate in candidates)
 
 
 @pytest.mark.parametrize("other", [[], [torch.device("cuda", 7)]])
@@ -72,10 +72,10 @@ def test_one_worker_without_a_device_is_enough_to_have_none(
     machine: Machine, other: list[torch.device]
 ) -> None:
     machine.devices = ["GPU-0"]
-    assert lanes_of([torch.device("cuda", 0)], other) == [None, None]
+    assert channels_of([torch.device("cuda", 0)], other) == [None, None]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_machine_without_cuda_has_none() -> None:
     devices = [torch.device("cuda", 0)]
-    assert lanes_of(devices, devices) == [None, None]
+    assert channels_of(devices, devices) == [None, None]

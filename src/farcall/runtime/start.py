@@ -192,7 +192,7 @@ def start_agent(
             policy=policy,
             limit_openmp_spin=options.limit_openmp_spin,
             device_maps={
-                to: _device_map(to, m, is_direct=to != name and _has_lanes(endpoint))
+                to: _device_map(to, m, is_direct=to != name and _has_device_channels(endpoint))
                 for to, m in options.device_maps.items()
             },
             # Also keeps the store alive: others may still be reading it.
@@ -307,8 +307,8 @@ def _is_near_only(worker: Worker) -> bool:
     return bool(places) and all(is_loopback_name(host) for host, _ in places)
 
 
-def _has_lanes(endpoint: ListeningEndpoint) -> bool:
-    return isinstance(endpoint, ProcessGroupEndpoint) and endpoint.has_lanes
+def _has_device_channels(endpoint: ListeningEndpoint) -> bool:
+    return isinstance(endpoint, ProcessGroupEndpoint) and endpoint.has_device_channels
 
 
 def _device_map(

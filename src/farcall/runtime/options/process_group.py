@@ -113,11 +113,11 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions, only_options=True):
             place.me.name,
         )
         try:
-            lanes = candidate.lanes(place.world_size)
+            channels = candidate.channels(place.world_size)
         except BaseException:
             group.close()
             raise
-        return ProcessGroupEndpoint(place.me, group, place.admit, lanes=lanes)
+        return ProcessGroupEndpoint(place.me, group, place.admit, device_channels=channels)
 
     def _cuda_devices(self) -> list[torch.device]:
         """Return this worker's own devices, as far as its options name them."""

@@ -1,9 +1,9 @@
-"""Lanes over nccl: buffers on CUDA devices travel from one to the other, past the CPU.
+"""DeviceChannels over nccl: buffers on CUDA devices travel from one to the other, past the CPU.
 
 Each direction of a pair of ranks has a communicator of its own, which both make when it is first
 used. A communicator does one thing after the other: with one for both directions, two ranks that
 send at once would each wait for the other to receive. nccl notices no deaths, and its waits have no
-end: a rank that hears of a lost one abandons its lanes.
+end: a rank that hears of a lost one abandons its channels.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _constructing = threading.Lock()
 class _NcclOperation:
     """See `group.Operation`."""
 
-    def __init__(self, lane: _Lane, done: torch.cuda.Event, memory: torch.Tensor) -> None:
-        self._lane = lane
+    def __init__(self, channel: _NcclChannel, done: torch.cuda.Event, memory: torch.Tensor) -> None:
+        self._channel = channel
         self._done = done
         self._memory = memory  # the allocator doesn't know that it is in use
 
@@ -48,14 +48,14 @@ class _NcclOperation:
             self._done.synchronize()
         except RuntimeError as error:
             raise _lost(error) from error
-        self._lane.check()
+        self._channel.check()
 
 
-class _Lane:
+class _NcclChannel:
     """One direction of a pair. Used by one thread at a time, but for `abandon`.
 
     Args:
-        store: where the two meet; used by this lane alone.
+        store: where the two meet; used by this channel alone.
         rank: in the pair: 0 sends, 1 receives.
         device: the memory that nccl sees is there.
     """
@@ -66,45 +66,47 @@ class _Lane:
         with _errors_left_to_us():
             self._nccl: Any = _Nccl(store, rank, 2, options)
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._cuda_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._is_abandoned = False
 
     def send(self, buffer: OnDevice) -> _NcclOperation:
         memory: Any = buffer.memory
         ready: Any = buffer.ready
-        with self._on_stream():
+        with self._on_cuda_stream():
             if ready is not None:
                 # Copies between devices run after what both have to do on their current streams.
                 torch.cuda.current_stream(memory.device).wait_event(ready)
-                self._stream.wait_event(ready)
+                self._cuda_stream.wait_event(ready)
             moved = memory.to(self._device)
             return self._started(self._nccl.send([moved], 1, 0), moved)
 
     def receive(self, size: int) -> tuple[OnDevice, _NcclOperation]:
-        with self._on_stream():
+        with self._on_cuda_stream():
             memory = torch.empty(size, dtype=torch.uint8, device=self._device)
             operation = self._started(self._nccl.recv([memory], 0, 0), memory)
         return OnDevice(memory, size), operation
 
     @contextlib.contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _on_cuda_stream(self) -> Iterator[None]:
         self.check()
         try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            with torch.cuda.device(self._device), torch.cuda.stream(self._cuda_stream):
                 yield
         except RuntimeError as error:
             raise _lost(error) from error
 
     def _started(self, work: Any, memory: torch.Tensor) -> _NcclOperation:
-        work.wait()  # it is our stream that waits
+        work.wait()  # it is our CUDA stream that waits
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record(self._stream)
+        done.record(self._cuda_stream)
         return _NcclOperation(self, done, memory)
 
     def check(self) -> None:
         """Raises LinkError: it was abandoned."""
         if self._is_abandoned:
-            raise LinkError("the process group's nccl lane was abandoned: one of its ranks is lost")
+            raise LinkError(
+                "the process group's nccl channel was abandoned: one of its ranks is lost"
+            )
 
     def abandon(self) -> None:
         """End the operations under way."""
@@ -113,11 +115,11 @@ class _Lane:
             self._nccl.abort()
 
 
-class NcclLanes:
-    """See `group.Lanes`.
+class NcclChannels:
+    """See `group.DeviceChannels`.
 
     Args:
-        store: where the ranks meet; used by these lanes alone.
+        store: where the ranks meet; used by these channels alone.
         rank: of this process.
         device: a CUDA device that no other rank uses. Tensors on another device of this
             process are copied.
@@ -128,45 +130,45 @@ class NcclLanes:
         self._rank = rank
         self._device = device
         self._lock = threading.Lock()  # guards what follows
-        self._lanes: dict[tuple[int, int], _Lane] = {}  # by sender and receiver
+        self._channels: dict[tuple[int, int], _NcclChannel] = {}  # by sender and receiver
         self._abandoned: set[int] = set()
         self._is_closed = False
 
     def send(self, to: int, buffer: OnDevice) -> _NcclOperation:
-        return self._lane(self._rank, to).send(buffer)
+        return self._channel(self._rank, to).send(buffer)
 
     def receive(self, source: int, size: int) -> tuple[OnDevice, _NcclOperation]:
-        return self._lane(source, self._rank).receive(size)
+        return self._channel(source, self._rank).receive(size)
 
-    def _lane(self, sender: int, receiver: int) -> _Lane:
+    def _channel(self, sender: int, receiver: int) -> _NcclChannel:
         with self._lock:
             if self._is_closed or {sender, receiver} & self._abandoned:
-                raise LinkError("the process group's nccl lanes are closed")
-            lane = self._lanes.get((sender, receiver))
-            if lane is None:
+                raise LinkError("the process group's nccl channels are closed")
+            channel = self._channels.get((sender, receiver))
+            if channel is None:
                 store = PrefixStore(f"{sender} to {receiver}", self._store)
                 rank = 0 if sender == self._rank else 1
                 try:
-                    lane = _Lane(store, rank, self._device)
+                    channel = _NcclChannel(store, rank, self._device)
                 except RuntimeError as error:
                     raise _lost(error) from error
-                self._lanes[sender, receiver] = lane
-            return lane
+                self._channels[sender, receiver] = channel
+            return channel
 
     def abandon(self, rank: int) -> None:
         with self._lock:
             self._abandoned.add(rank)
-            lanes = [lane for pair, lane in self._lanes.items() if rank in pair]
-        for lane in lanes:
-            lane.abandon()
+            channels = [channel for pair, channel in self._channels.items() if rank in pair]
+        for channel in channels:
+            channel.abandon()
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            lanes = list(self._lanes.values())
-            self._lanes.clear()
-        for lane in lanes:
-            lane.abandon()
+            channels = list(self._channels.values())
+            self._channels.clear()
+        for channel in channels:
+            channel.abandon()
 
 
 @contextlib.contextmanager
@@ -188,7 +190,7 @@ def _lost(error: RuntimeError) -> LinkError:
 
 
 class NcclCandidate:
-    """Finds out, with the other ranks, whether there can be lanes: all have nccl and a device.
+    """Finds out, with the other ranks, whether there can be channels: all have nccl and a device.
 
     Args:
         store: where the ranks meet; used for this alone.
@@ -202,8 +204,8 @@ class NcclCandidate:
         self._device = next(iter(devices), None) if _Nccl is not None else None
         store.set(f"device/{rank}", _identity(self._device))
 
-    def lanes(self, size: int) -> NcclLanes | None:
-        """Return the lanes, or None if there can be none. To be called when all ranks are there.
+    def channels(self, size: int) -> NcclChannels | None:
+        """Return the channels, or None if there can be none. To be called when all ranks are there.
 
         Args:
             size: how many ranks there are.
@@ -216,7 +218,7 @@ class NcclCandidate:
         if len(set(identities)) < size:
             logger.info("workers share a CUDA device, so nccl is not used: tensors go by the CPU")
             return None
-        return NcclLanes(self._store, self._rank, self._device)
+        return NcclChannels(self._store, self._rank, self._device)
 
 
 def _identity(device: torch.device | None) -> str:

@@ -42,8 +42,8 @@ class Connection(NamedTuple):
         description: which path this is, for people; see `base.Link.description`.
         dialled: by us, not by the peer.
         deadline: for `open_link`, on `time.monotonic()` in seconds.
-        streams: how many connections the link may have, this one included.
-        way: if there may be more, and we dialled: how to dial them, for `widen`.
+        streams: how many streams the link may have, this connection included.
+        target: if there may be more, and we dialled: how to dial them, for `widen`.
         keys: of its records; None: bytes go over the socket as they are.
     """
 
@@ -53,7 +53,7 @@ class Connection(NamedTuple):
     dialled: bool
     deadline: float
     streams: int = 1
-    way: StreamTarget | None = None
+    target: StreamTarget | None = None
     keys: Keys | None = None
 
     @property

@@ -56,7 +56,7 @@ from farcall.transport.uninterrupted import uninterrupted
 
 logger = get_logger("farcall.transport")
 
-HANDSHAKE_SECONDS = 10.0  # that a further connection has which we dial
+HANDSHAKE_SECONDS = 10.0  # that a further stream has which we dial
 # That workers have for the rest, once they know each other: 100 may start at once on two cores.
 ESTABLISH_SECONDS = 60.0
 MAX_HANDSHAKES = 32
@@ -108,7 +108,7 @@ class Connections(Generic[L]):
         self._links: dict[L, None] = {}  # in the order in which they were made
         self._dialled: dict[int, L] = {}
         self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
-        self._joinable: StreamRegistry[L] = StreamRegistry()
+        self._stream_registry: StreamRegistry[L] = StreamRegistry()
         self._shaking: set[socket.socket] = set()
         self._closed = False
         self._closing = threading.Event()
@@ -206,9 +206,9 @@ class Connections(Generic[L]):
         # end for our death.
         until = max(deadline, time.monotonic() + ESTABLISH_SECONDS)
         streams = multi_stream.streams_of(me, peer, me.link)
-        way = multi_stream.way_of(sock, dialled.url, me, peer) if streams > 1 else None
+        target = multi_stream.target_of(sock, dialled.url, me, peer) if streams > 1 else None
         peer = _as_met(peer)
-        connection = Connection(sock, peer, dialled.description, True, until, streams, way, keys)
+        connection = Connection(sock, peer, dialled.description, True, until, streams, target, keys)
         try:
             link = self._keep(connection)
         except OSError as error:  # LinkError is one
@@ -232,7 +232,7 @@ class Connections(Generic[L]):
         )
 
     def _gains_by_streams(self, sock: socket.socket, worker: Worker) -> bool:
-        # Over loopback the memory is the bottleneck, and several connections make it slower.
+        # Over loopback the memory is the bottleneck, and several streams make it slower.
         if self._listening.streams is not None:
             return True
         return not (worker.host and worker.host == self.me.host) and not addresses.is_loopback(sock)
@@ -256,7 +256,7 @@ class Connections(Generic[L]):
         if not addresses.is_unix(sock):
             dark_hosts.limit(sock, self._listening.dead_host_timeout)
         terms = self._credentials.over(sock)
-        guest = (self.me, terms, self._listening, self._joinable)
+        guest = (self.me, terms, self._listening, self._stream_registry)
         return Guest(*guest, sock.fileno(), self.links)
 
     def _on_proven(self, visitor: Visitor) -> None:
@@ -299,7 +299,7 @@ class Connections(Generic[L]):
         if worker.asks:
             self._askers.take(sock, keys, visitor.who if is_near else visitor.origin)
         elif worker.joins:
-            self._add(self._joinable.wait_for(worker, until), sock, keys)
+            self._add(self._stream_registry.wait_for(worker, until), sock, keys)
         else:
             path = f"{'unix' if is_near else 'tcp'} from {visitor.who}"
             streams = multi_stream.streams_of(visitor.guest.me, worker, worker.link)
@@ -307,20 +307,20 @@ class Connections(Generic[L]):
                 Connection(sock, _as_met(worker), path, False, until, streams, keys=keys)
             )
             if streams > 1:
-                self._joinable.opened(worker.link, link)
+                self._stream_registry.opened(worker.link, link)
 
-    # More connections for a link.
+    # Further streams of a link.
 
-    def widen(self, link: L, way: StreamTarget) -> None:
-        """Dial the connections that a link may have beside the first, in the background.
+    def widen(self, link: L, target: StreamTarget) -> None:
+        """Dial the further streams of a link in the background.
 
-        Those that can't be had are done without.
+        The link does without those that it can't get.
         """
-        for _ in range(way.streams - 1):
-            self._background.run(partial(self._dial_side, link, way), needed=False)
+        for _ in range(target.streams - 1):
+            self._background.run(partial(self._dial_stream, link, target), needed=False)
 
-    def _dial_side(self, link: L, way: StreamTarget) -> None:
-        sock = socket.socket(way.family, socket.SOCK_STREAM)
+    def _dial_stream(self, link: L, target: StreamTarget) -> None:
+        sock = socket.socket(target.family, socket.SOCK_STREAM)
         keep_from_children(sock)
         with self._lock:
             if self._closed or link.lost is not None:
@@ -332,13 +332,15 @@ class Connections(Generic[L]):
             addresses.tune(sock)
             dark_hosts.limit(sock, self._listening.dead_host_timeout)
             sock.settimeout(HANDSHAKE_SECONDS)
-            sock.connect(way.address)
-            me = msgspec.structs.replace(self.me, joins=way.link)
-            _, keys = self._shake(sock, me, way.name, original(way.incarnation), way.url, until)
+            sock.connect(target.address)
+            me = msgspec.structs.replace(self.me, joins=target.link)
+            _, keys = self._shake(
+                sock, me, target.name, original(target.incarnation), target.url, until
+            )
             self._add(link, sock, keys)
         except OSError as error:
             sock.close()
-            logger.debug("%s: no further connection to %s: %s", self.me.name, way.address, error)
+            logger.debug("%s: no further stream to %s: %s", self.me.name, target.address, error)
         finally:
             self._no_longer_shakes(sock)
 
@@ -395,7 +397,7 @@ class Connections(Generic[L]):
 
     def removed(self, link: L) -> None:
         """Take a link that is lost out of the tables."""
-        self._joinable.discard(link)
+        self._stream_registry.discard(link)
         self._hosts.unwatch(link)
         with self._lock:
             was_kept = link in self._links

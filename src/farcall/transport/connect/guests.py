@@ -37,7 +37,7 @@ class Guest:
         me: what to say of ourselves.
         terms: the credential that is required of it, and shown.
         listening: whom to let in.
-        joinable: the links that it may join.
+        registry: the links that it may join.
         fd: the descriptor of the connection.
         links: gives the links that there are.
 
@@ -52,7 +52,7 @@ class Guest:
         me: Identity,
         terms: Terms,
         listening: Listening,
-        joinable: StreamRegistry[Any],
+        registry: StreamRegistry[Any],
         fd: int = -1,
         links: Callable[[], Sequence[KeptLink]] = _no_links,
     ) -> None:
@@ -60,7 +60,7 @@ class Guest:
         self._fd = fd
         self._links = links
         self._listening = listening
-        self._joinable = joinable
+        self._registry = registry
         self.reason: str | None = None
         self.expects = b""
         self.conversation = handshake.accepting(
@@ -75,7 +75,7 @@ class Guest:
         if self.reason is None and not peer.joins:
             self.reason = self._listening.admit(peer.name, peer.incarnation, peer.meeting)
         if self.reason is None:
-            self.reason = self._joinable.admit(peer, self.me)
+            self.reason = self._registry.admit(peer, self.me)
             if self.reason is None and not peer.joins:
                 self.expects = peer.link
         return self.reason
@@ -101,4 +101,4 @@ class Guest:
     def turn_away(self) -> None:
         """Let no thread wait for a link: none comes of it."""
         if self.expects:
-            self._joinable.failed(self.expects)
+            self._registry.failed(self.expects)

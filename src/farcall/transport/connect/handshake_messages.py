@@ -43,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
     Attributes:
         shm: the version of the shared-memory protocol that it speaks; 0 for none.
         zero_copy: over that it sends descriptors of shared memory, and maps those of a peer.
-        streams: how many connections it can use for one link; 0 or 1: one.
+        streams: how many it can use for one link, each a connection; 0 or 1: one.
         link: of the dialler: random bytes that name the link, if others may join it; else empty.
         joins: of the dialler: the connection is no link of its own, it joins the one of that name.
         versions: of what it runs, for people: "farcall 0.1.0, torch 2.13.0, Python 3.11.9"; or "".

@@ -27,14 +27,14 @@ from farcall.transport.connect.handshake_messages import NONCE_LENGTH, Identity
 
 
 class StreamTarget(NamedTuple):
-    """The address and the worker by which more connections for a link are dialled.
+    """The address and the worker by which further streams of a link are dialled.
 
     Attributes:
-        family, address: of the socket, as of the first connection's.
+        family, address: of the socket, as of the first stream's.
         url: that address, as the worker advertises it.
         name, incarnation: of the worker that must answer.
         link: the link's name.
-        streams: how many connections there may be, the first included.
+        streams: how many there may be, the first included.
     """
 
     family: int
@@ -54,12 +54,12 @@ def naming_a_link(me: Identity) -> Identity:
 
 
 def streams_of(me: Identity, peer: Identity, link: bytes) -> int:
-    """Return how many connections a link of that name may have."""
+    """Return how many streams a link of that name may have."""
     return max(1, min(me.streams, peer.streams)) if link else 1
 
 
-def way_of(sock: socket.socket, url: str, me: Identity, peer: Identity) -> StreamTarget:
-    """Return the way that the first connection of a link took, which this worker dialled."""
+def target_of(sock: socket.socket, url: str, me: Identity, peer: Identity) -> StreamTarget:
+    """Return where this worker dialled the first stream of a link."""
     streams = streams_of(me, peer, me.link)
     address = sock.getpeername()
     return StreamTarget(sock.family, address, url, peer.name, peer.incarnation, me.link, streams)

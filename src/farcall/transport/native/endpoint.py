@@ -111,7 +111,7 @@ class NativeEndpoint:
         # In the table before it starts: `next` may have an event of it at once.
         zero_copy = zero_copy and not core.is_stream
         drawback = self._drawback(connection.peer) if path.startswith("unix") else ""
-        link = NativeLink(core, connection.worker, path, zero_copy, connection.way, drawback)
+        link = NativeLink(core, connection.worker, path, zero_copy, connection.target, drawback)
         self._links[link.id] = link
         return link
 
@@ -166,8 +166,8 @@ class NativeEndpoint:
             return None if frame is None else Arrived(link, frame)
         link = self._links[event[0]]
         if len(event) == 1:
-            if link.way is not None:
-                self._connections.widen(link, link.way)
+            if link.target is not None:
+                self._connections.widen(link, link.target)
             return None
         del self._links[event[0]]
         self._connections.removed(link)

@@ -24,7 +24,7 @@ _LAST_KIND = max(_NUMBERS.values())
 class NativeLink:
     """See `base.Link`."""
 
-    __slots__ = ("_core", "_zero_copy", "description", "drawback", "peer", "way")
+    __slots__ = ("_core", "_zero_copy", "description", "drawback", "peer", "target")
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class NativeLink:
         peer: Worker,
         description: str,
         zero_copy: bool,
-        way: StreamTarget | None,
+        target: StreamTarget | None,
         drawback: str,
     ) -> None:
         self.peer = peer
         self.description = description
         self.drawback = drawback
-        self.way = way
+        self.target = target
         self._core = core
         self._zero_copy = zero_copy
 
@@ -71,12 +71,12 @@ class NativeLink:
 
     @property
     def streams(self) -> int:
-        """Return how many connections it uses."""
+        """Return how many streams it has: the connections that it uses."""
         return self._core.streams
 
     @property
     def striped_buffers(self) -> int:
-        """Return how many buffers it has sent over several connections."""
+        """Return how many buffers it has sent over several streams."""
         return self._core.striped_buffers
 
     def send(self, frame: Frame, deadline: float) -> None:

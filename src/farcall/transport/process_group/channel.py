@@ -6,8 +6,8 @@ messages are through. Small messages are given to the group by the sending threa
 wait; a frame of more than one message goes by the writer, so that a sender that is interrupted
 leaves nothing half sent.
 
-Where there are lanes, a third thread waits for the end of the peer, or its alarm, while the others
-may be waiting for a lane, which notices no deaths.
+Where there are device channels, a third thread waits for the end of the peer, or its alarm, while
+the others may be waiting for a device channel, which notices no deaths.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from farcall.transport.process_group.frames import (
     EnvelopeKind,
     announce,
 )
-from farcall.transport.process_group.group import Lanes, Operation, RankGroup
+from farcall.transport.process_group.group import DeviceChannels, Operation, RankGroup
 from farcall.transport.waiter import MAX_WAIT
 from farcall.wire.messages import Buffer, OnDevice
 
@@ -77,7 +77,7 @@ class Channel:
             follows. May raise BadFrame or LinkError, which is the end of the channel.
         on_end: called once by the reader, last of all, with the cause.
         on_cut: called when sending failed: the reader has to go on, to find the end.
-        lanes: for buffers on a device, if there are any.
+        device_channels: for buffers on a device, if there are any.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Channel:
         on_envelope: Callable[[Channel, Envelope], None],
         on_end: Callable[[Channel, str], None],
         on_cut: Callable[[], None],
-        lanes: Lanes | None = None,
+        device_channels: DeviceChannels | None = None,
     ) -> None:
         self.rank = rank
         self.ended: str | None = None
@@ -110,14 +110,17 @@ class Channel:
         self._reader = FarcallThread(self._read, f"{name} in")
         self._writer = FarcallThread(self._write, f"{name} out")
         self._has_writer = False
-        self._lanes = lanes
+        self._device_channels = device_channels
         self._watcher = FarcallThread(self._watch, f"{name} alarm")
 
     def start(self) -> None:
         if not self._group.notices_ends:
             with self._has_room:
                 self._use()  # there will be a bye to say
-        for thread in (self._reader, *((self._watcher,) if self._lanes is not None else ())):
+        for thread in (
+            self._reader,
+            *((self._watcher,) if self._device_channels is not None else ()),
+        ):
             refused = thread.try_start()
             if refused is not None:
                 raise LinkError(f"no thread for the connection to rank {self.rank}: {refused}")
@@ -235,7 +238,7 @@ class Channel:
     def _do(self, job: _Job) -> None:
         operations = job.operations or []
         try:
-            # If it was the lanes that broke, bye, which has no size, still gets through.
+            # If it was the device channels that broke, bye, which has no size, still gets through.
             if self.cut is not None and job.size:
                 raise LinkError(self.cut)
             if not operations:
@@ -250,11 +253,11 @@ class Channel:
 
     def _post_all(self, job: _Job) -> Iterator[Operation]:
         for announcement, buffers in job.on_device:
-            if self._lanes is None:
-                raise LinkError("this process group has no lanes for buffers on a device")
+            if self._device_channels is None:
+                raise LinkError("this process group has no device channels for buffers on a device")
             yield self._post(announcement, ENVELOPE_TAG)
             for buffer in buffers:
-                yield self._lanes.send(self.rank, buffer)
+                yield self._device_channels.send(self.rank, buffer)
         first, *rest = job.messages
         yield self._post(first, ENVELOPE_TAG)
         for message in rest:
@@ -265,7 +268,7 @@ class Channel:
             self.cut = self.cut or cause
             job.failure = cause
             self._end(job)
-        self._abandon_lanes()
+        self._abandon_device_channels()
         self._on_cut()
 
     def _end(self, job: _Job) -> None:
@@ -303,12 +306,14 @@ class Channel:
             sizes: in bytes.
 
         Raises:
-            BadFrame: there are no lanes.
+            BadFrame: there are no device channels.
             LinkError: the channel has ended.
         """
-        if self._lanes is None:
-            raise BadFrame("a buffer on a device was sent to a worker that has no lanes for it")
-        coming = [self._lanes.receive(self.rank, size) for size in sizes]
+        if self._device_channels is None:
+            raise BadFrame(
+                "a buffer on a device was sent to a worker that has no device channels for it"
+            )
+        coming = [self._device_channels.receive(self.rank, size) for size in sizes]
         for _, operation in coming:
             operation.wait()
         return [buffer for buffer, _ in coming]
@@ -316,15 +321,15 @@ class Channel:
     def _watch(self) -> None:
         with contextlib.suppress(LinkError):
             self._group.receive(self.rank, ALARM_TAG, bytearray(1)).wait()
-        if self._lanes is not None:
-            self._lanes.abandon(self.rank)
+        if self._device_channels is not None:
+            self._device_channels.abandon(self.rank)
         self.say_bye()
 
-    def _abandon_lanes(self) -> None:
-        """Abandon the lanes, which failed, so that a living peer stops waiting and says bye."""
-        if self._lanes is None:
+    def _abandon_device_channels(self) -> None:
+        """Abandon the device channels, which failed; a living peer then stops waiting, says bye."""
+        if self._device_channels is None:
             return
-        self._lanes.abandon(self.rank)
+        self._device_channels.abandon(self.rank)
         with self._has_room:
             if self._alarm is None:
                 with contextlib.suppress(LinkError):
@@ -347,7 +352,7 @@ class Channel:
                 coming.append((self._receive_into(memory), memory))
         except (BadFrame, LinkError) as error:
             cause = str(error)
-            self._abandon_lanes()
+            self._abandon_device_channels()
         self.say_bye()
         self.ended = cause
         self._on_end(self, cause)

@@ -34,7 +34,7 @@ from farcall.transport.connect.handshake_messages import Identity
 from farcall.transport.connect.listening import admit_all
 from farcall.transport.process_group.channel import Channel, Envelope
 from farcall.transport.process_group.frames import EnvelopeKind, announced, put_in_place, unpack
-from farcall.transport.process_group.group import Lanes, RankGroup
+from farcall.transport.process_group.group import DeviceChannels, RankGroup
 from farcall.transport.process_group.link import (
     GroupLink,
     LinkHello,
@@ -60,7 +60,8 @@ class ProcessGroupEndpoint:
         group: our place in the group; closed with the endpoint.
         admit: asked about everyone who dials in.
         limits: what a peer may make us allocate.
-        lanes: for buffers on a device; closed with the endpoint. All ranks have them, or none.
+        device_channels: for buffers on a device; closed with the endpoint. All ranks have them, or
+            none.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class ProcessGroupEndpoint:
         group: RankGroup,
         admit: Admit = admit_all,
         limits: Limits = DEFAULT_LIMITS,
-        lanes: Lanes | None = None,
+        device_channels: DeviceChannels | None = None,
     ) -> None:
         self.me = me
         self.scheme = group.scheme
         self.means = Means(f"process_group ({group.scheme})")
         self._group = group
-        self._lanes = lanes
+        self._device_channels = device_channels
         self._admit = admit
         self._limits = limits
         # With what each adds to `_unread`. SimpleQueue.put may be called from a finalizer.
@@ -91,7 +92,9 @@ class ProcessGroupEndpoint:
         self._numbers = itertools.count()
         self._closed = False
         self._channels = {
-            rank: Channel(group, rank, self._on_envelope, self._on_end, self._open_gate, lanes)
+            rank: Channel(
+                group, rank, self._on_envelope, self._on_end, self._open_gate, device_channels
+            )
             for rank in range(group.size)
             if rank != group.rank
         }
@@ -103,9 +106,9 @@ class ProcessGroupEndpoint:
         return (f"{self.scheme}://{self._group.rank}",)
 
     @property
-    def has_lanes(self) -> bool:
+    def has_device_channels(self) -> bool:
         """Return whether frames may have buffers that are `OnDevice`."""
-        return self._lanes is not None
+        return self._device_channels is not None
 
     # Dialling.
 
@@ -403,8 +406,8 @@ class ProcessGroupEndpoint:
             channel.wait_for_end(until)
         self._group.close()
         until = time.monotonic() + LINGER_SECONDS
-        if self._lanes is not None:
-            self._lanes.close()
+        if self._device_channels is not None:
+            self._device_channels.close()
         if all(channel.wait_for_end(until, is_closed=True) for channel in self._channels.values()):
             self._group.free()
 

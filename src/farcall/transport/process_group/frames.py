@@ -7,8 +7,8 @@ the front (table, meta, body) if that fits; the rest follows under `PAYLOAD_TAG`
 the buffers that are not empty, the small ones batched. Both sides know the lengths from the front,
 so they agree on the batches.
 
-Buffers on a device are empty in the frame. They go by lanes, before it, and are announced by a
-message of the kind `ON_DEVICE`: index and size of each, in the order in which they go.
+Buffers on a device are empty in the frame. They go by device channels, before it, and are announced
+by a message of the kind `ON_DEVICE`: index and size of each, in the order in which they go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farcall.wire.messages import Buffer, OnDevice, decode_message
 
 ENVELOPE_TAG = 1
 PAYLOAD_TAG = 2
-ALARM_TAG = 3  # one message: the sender's lanes are broken
+ALARM_TAG = 3  # one message: the sender's device channels are broken
 MESSAGE_SIZE = 32768
 LONE_SIZE = 32768  # from here on a buffer is a message of its own, and not copied
 BATCH_SIZE = 1 << 20

@@ -1,6 +1,6 @@
 """A process group as its transport sees it: messages between ranks, by rank and tag.
 
-Buffers in the memory of devices go beside it, by lanes.
+Buffers in the memory of devices go beside it, by device channels.
 
 The runtime provides it (`runtime/process_groups/opening.py`, over torch.distributed): nothing here
 knows what carries the bytes.
@@ -61,7 +61,7 @@ class RankGroup(Protocol):
         """Give back its resources. After `close`, when no thread waits any more."""
 
 
-class Lanes(Protocol):
+class DeviceChannels(Protocol):
     """Ways to the other ranks for the memory of devices. All methods may be called by any thread.
 
     The receives from a rank take what it sends in order, so both ranks begin them in one order.
@@ -71,14 +71,14 @@ class Lanes(Protocol):
         """Begin to send. May wait until the receiver begins, too.
 
         Raises:
-            LinkError: the lane was abandoned, or can't be had.
+            LinkError: the channel was abandoned, or can't be had.
         """
 
     def receive(self, source: int, size: int) -> tuple[OnDevice, Operation]:
         """Begin to receive the next buffer, of `size` bytes. May wait until the sender begins, too.
 
         Raises:
-            LinkError: the lane was abandoned, or can't be had.
+            LinkError: the channel was abandoned, or can't be had.
         """
 
     def abandon(self, rank: int) -> None:

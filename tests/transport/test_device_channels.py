@@ -1,6 +1,6 @@
-"""Buffers on a device over a process group: announced, sent by lanes, and put into their frames.
+"""Buffers on a device over a process group: announced, sent by channels, put into their frames.
 
-These tests carry CPU tensors, by queues of one process, or by the lanes of nccl over a
+These tests carry CPU tensors, by queues of one process, or by the channels of nccl over a
 stand-in of torch's part: nccl itself needs GPUs (see tests/process/test_nccl_of_processes.py).
 """
 
@@ -23,7 +23,7 @@ from farcall.transport.base import Link
 from farcall.transport.connect.handshake import Identity
 from farcall.transport.process_group.endpoint import ProcessGroupEndpoint
 from farcall.transport.process_group.frames import announce, announced, put_in_place
-from farcall.transport.process_group.group import Lanes
+from farcall.transport.process_group.group import DeviceChannels
 from farcall.wire.frames import DEFAULT_LIMITS, Frame, Limits
 from farcall.wire.messages import OnDevice
 
@@ -39,25 +39,28 @@ class Item:
 class Waiting:
     """See `group.Operation`."""
 
-    def __init__(self, lanes: QueueLanes, other: int, is_over: Callable[[], bool]) -> None:
-        self._lanes = lanes
+    def __init__(self, channels: QueueChannels, other: int, is_over: Callable[[], bool]) -> None:
+        self._channels = channels
         self._other = other
         self._is_over = is_over
 
     def wait(self) -> None:
-        with self._lanes.changed:
+        with self._channels.changed:
             while not self._is_over():
-                self._lanes.check(self._other)
-                self._lanes.is_waiting.set()
-                assert self._lanes.changed.wait(PATIENCE)
+                self._channels.check(self._other)
+                self._channels.is_waiting.set()
+                assert self._channels.changed.wait(PATIENCE)
 
 
 def fail() -> bool:
     raise LinkError("the device has failed")
 
 
-class QueueLanes:
-    """See `group.Lanes`: one rank's; all share `sent`, by sender and receiver, and `changed`."""
+class QueueChannels:
+    """See `group.DeviceChannels`: one rank's.
+
+    All ranks share `sent`, by sender and receiver, and `changed`.
+    """
 
     def __init__(
         self, rank: int, changed: threading.Condition, sent: dict[tuple[int, int], deque[Item]]
@@ -73,7 +76,7 @@ class QueueLanes:
 
     def check(self, other: int) -> None:
         if other in self.abandoned:
-            raise LinkError("the lane was abandoned")
+            raise LinkError("the channel was abandoned")
 
     def send(self, to: int, buffer: OnDevice) -> Waiting:
         self.check(to)
@@ -117,11 +120,11 @@ class QueueLanes:
 class Pair:
     """Two stations of a process group."""
 
-    def __init__(self, lanes: Sequence[Lanes | None]) -> None:
+    def __init__(self, channels: Sequence[DeviceChannels | None]) -> None:
         self.stations = []
         for rank, group in enumerate(connected(2)):
             me = Identity(f"w{rank}", rank, new_incarnation())
-            endpoint = ProcessGroupEndpoint(me, group, lanes=lanes[rank])
+            endpoint = ProcessGroupEndpoint(me, group, device_channels=channels[rank])
             worker = Worker(me.name, rank, me.incarnation, endpoint.addresses)
             self.stations.append(Station(worker, endpoint))
         self.near, self.far = self.stations
@@ -132,22 +135,24 @@ class Pair:
 
 
 class QueuePair(Pair):
-    """A pair whose lanes do as they are told.
+    """A pair whose channels do as they are told.
 
     Attributes:
-        lanes: of each.
+        channels: of each.
     """
 
-    def __init__(self, *, with_lanes: tuple[bool, bool] = (True, True)) -> None:
+    def __init__(self, *, with_channels: tuple[bool, bool] = (True, True)) -> None:
         changed = threading.Condition()
         sent: dict[tuple[int, int], deque[Item]] = defaultdict(deque)
-        self.lanes = [QueueLanes(rank, changed, sent) for rank in range(2)]
-        self._used = [one for one, is_used in zip(self.lanes, with_lanes, strict=True) if is_used]
-        super().__init__([one if one in self._used else None for one in self.lanes])
+        self.channels = [QueueChannels(rank, changed, sent) for rank in range(2)]
+        self._used = [
+            one for one, is_used in zip(self.channels, with_channels, strict=True) if is_used
+        ]
+        super().__init__([one if one in self._used else None for one in self.channels])
 
     def close(self) -> None:
         super().close()
-        assert all(lanes.is_closed for lanes in self._used)
+        assert all(channels.is_closed for channels in self._used)
 
 
 @pytest.fixture
@@ -163,7 +168,7 @@ def any_pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         made: Pair = QueuePair()
     else:
         fake_nccl.install(monkeypatch)
-        made = Pair(fake_nccl.lanes(2))
+        made = Pair(fake_nccl.channels(2))
     yield made
     made.close()
 
@@ -223,7 +228,7 @@ def test_frames_of_several_threads_keep_their_buffers(any_pair: Pair, threads: T
 
 
 @pytest.mark.parametrize("when", ["at once", "on the way"])
-def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
+def test_sender_whose_channel_fails_loses_the_link_and_so_does_the_receiver(
     pair: QueuePair, when: str
 ) -> None:
     pair.near.read()
@@ -231,7 +236,7 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
     link = pair.near.connect(pair.far)
     link.send(request(1), soon())
     assert pair.far.arrived().frame.call_id == 1
-    pair.lanes[0].fails = when
+    pair.channels[0].fails = when
     with pytest.raises(LinkError, match="the device has failed"):
         link.send(request(2, b"", [on_device(torch.ones(3))]), soon())
     assert pair.far.lost().link.peer.name == "w0"
@@ -240,12 +245,12 @@ def test_sender_whose_lane_fails_loses_the_link_and_so_does_the_receiver(
         link.send(request(3), soon())
 
 
-def send_into_a_stalled_lane(pair: QueuePair, threads: Threads) -> Link:
+def send_into_a_stalled_channel(pair: QueuePair, threads: Threads) -> Link:
     """Send in a thread, which expects that it fails."""
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
-    pair.lanes[1].is_stalled = True
+    pair.channels[1].is_stalled = True
 
     def send() -> None:
         with pytest.raises(LinkError):
@@ -255,14 +260,14 @@ def send_into_a_stalled_lane(pair: QueuePair, threads: Threads) -> Link:
     return link
 
 
-def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
+def test_frames_behind_one_whose_channel_fails_do_not_arrive_in_its_place(
     pair: QueuePair, threads: Threads
 ) -> None:
-    link = send_into_a_stalled_lane(pair, threads)
-    assert pair.lanes[0].is_waiting.wait(PATIENCE)  # all of it is posted
+    link = send_into_a_stalled_channel(pair, threads)
+    assert pair.channels[0].is_waiting.wait(PATIENCE)  # all of it is posted
     for number in range(2, 6):
         link.send(request(number), soon())
-    pair.lanes[0].abandon(1)  # as a failure of nccl is noticed
+    pair.channels[0].abandon(1)  # as a failure of nccl is noticed
     assert "abandoned" in pair.far.lost().cause
     assert pair.near.lost()
     assert pair.far.events.empty()
@@ -270,35 +275,35 @@ def test_frames_behind_one_whose_lane_fails_do_not_arrive_in_its_place(
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_thread_that_waits_for_a_lane_notices_that_the_peer_has_gone(
+def test_a_thread_that_waits_for_a_channel_notices_that_the_peer_has_gone(
     pair: QueuePair, threads: Threads, gone: int
 ) -> None:
-    send_into_a_stalled_lane(pair, threads)
-    assert pair.lanes[1 - gone].is_waiting.wait(PATIENCE)
+    send_into_a_stalled_channel(pair, threads)
+    assert pair.channels[1 - gone].is_waiting.wait(PATIENCE)
     pair.stations[gone].close()
     cause = pair.stations[1 - gone].lost().cause
     assert gone == 1 or "abandoned" in cause
     threads.join()
 
 
-def test_worker_without_lanes_refuses_and_both_sides_hear_of_it() -> None:
-    pair = QueuePair(with_lanes=(True, False))
+def test_worker_without_device_channels_refuses_and_both_sides_hear_of_it() -> None:
+    pair = QueuePair(with_channels=(True, False))
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
     with pytest.raises(LinkError):
         link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
-    assert "no lanes" in pair.far.lost().cause
+    assert "no device channels" in pair.far.lost().cause
     assert pair.near.lost()
     pair.close()
 
 
-def test_worker_without_lanes_sends_nothing_that_is_on_a_device() -> None:
-    pair = QueuePair(with_lanes=(False, True))
+def test_worker_without_device_channels_sends_nothing_that_is_on_a_device() -> None:
+    pair = QueuePair(with_channels=(False, True))
     pair.near.read()
     pair.far.read()
     link = pair.near.connect(pair.far)
-    with pytest.raises(LinkError, match="no lanes"):
+    with pytest.raises(LinkError, match="no device channels"):
         link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
     pair.close()
 

@@ -1,4 +1,4 @@
-"""The lanes of nccl over a stand-in of torch's part: when bytes are read, and how waits end."""
+"""The channels of nccl over a stand-in of torch's part: when bytes are read, and how waits end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_nccl import Machine
 from stations import Threads
 
 from farcall.errors import LinkError
-from farcall.runtime.process_groups.nccl import NcclLanes
+from farcall.runtime.process_groups.nccl import NcclChannels
 from farcall.transport.process_group.group import Operation
 from farcall.wire.messages import OnDevice
 
@@ -32,22 +32,22 @@ class Transfer:
     """Bytes from rank 0 to another, each in a buffer of its own: begun by both, not awaited."""
 
     def __init__(
-        self, lanes: list[NcclLanes], threads: Threads, buffers: list[OnDevice], to: int = 1
+        self, channels: list[NcclChannels], threads: Threads, buffers: list[OnDevice], to: int = 1
     ) -> None:
         self.sends: list[Operation] = []
         self.receives: list[Operation] = []
         self.received: list[Any] = []
-        threads.start(self._receive, lanes[to], len(buffers))
-        threads.start(self._send, lanes[0], buffers, to)
+        threads.start(self._receive, channels[to], len(buffers))
+        threads.start(self._send, channels[0], buffers, to)
         threads.join()
 
-    def _send(self, lanes: NcclLanes, buffers: list[OnDevice], to: int) -> None:
+    def _send(self, channels: NcclChannels, buffers: list[OnDevice], to: int) -> None:
         while buffers:  # so that no other variable keeps them
-            self.sends.append(lanes.send(to, buffers.pop(0)))
+            self.sends.append(channels.send(to, buffers.pop(0)))
 
-    def _receive(self, lanes: NcclLanes, count: int) -> None:
+    def _receive(self, channels: NcclChannels, count: int) -> None:
         for _ in range(count):
-            buffer, operation = lanes.receive(0, 1)
+            buffer, operation = channels.receive(0, 1)
             self.received.append(buffer.memory)
             self.receives.append(operation)
 
@@ -62,7 +62,7 @@ def test_buffers_arrive_in_order_and_are_kept_until_then(
     machine: Machine, threads: Threads
 ) -> None:
     buffers = [OnDevice(one_byte(number), 1) for number in range(10)]
-    assert Transfer(fake_nccl.lanes(2), threads, buffers).end() == list(range(10))
+    assert Transfer(fake_nccl.channels(2), threads, buffers).end() == list(range(10))
 
 
 def test_a_tensor_that_is_still_computed_is_read_when_it_is_ready(
@@ -72,7 +72,7 @@ def test_a_tensor_that_is_still_computed_is_read_when_it_is_ready(
     finish = machine.compute(lambda: tensor.fill_(7))
     ready = fake_nccl.Event(machine)
     ready.record(machine.current_stream())
-    transfer = Transfer(fake_nccl.lanes(2), threads, [OnDevice(tensor, 1, ready)])
+    transfer = Transfer(fake_nccl.channels(2), threads, [OnDevice(tensor, 1, ready)])
     transfer.received[0].fill_(99)
     finish()
     assert transfer.end() == [7]
@@ -80,11 +80,11 @@ def test_a_tensor_that_is_still_computed_is_read_when_it_is_ready(
 
 @pytest.mark.parametrize("waits", ["sender", "receiver"])
 @pytest.mark.parametrize("closes", [False, True])
-def test_waits_end_when_lanes_are_abandoned(
+def test_waits_end_when_channels_are_abandoned(
     machine: Machine, threads: Threads, waits: str, closes: bool
 ) -> None:
-    near, far = lanes = fake_nccl.lanes(2)
-    Transfer(lanes, threads, [OnDevice(one_byte(1), 1)]).end()
+    near, far = channels = fake_nccl.channels(2)
+    Transfer(channels, threads, [OnDevice(one_byte(1), 1)]).end()
     if waits == "sender":
         waiting, other = near, 1
         operation: Operation = near.send(1, OnDevice(one_byte(2), 1))
@@ -108,23 +108,23 @@ def test_waits_end_when_lanes_are_abandoned(
         waiting.receive(other, 1)
 
 
-def test_lanes_to_other_ranks_are_not_abandoned(machine: Machine, threads: Threads) -> None:
-    lanes = fake_nccl.lanes(3)
+def test_channels_to_other_ranks_are_not_abandoned(machine: Machine, threads: Threads) -> None:
+    channels = fake_nccl.channels(3)
     for to in (1, 2):
-        assert Transfer(lanes, threads, [OnDevice(one_byte(to), 1)], to).end() == [to]
-    lanes[0].abandon(1)
-    assert Transfer(lanes, threads, [OnDevice(one_byte(5), 1)], 2).end() == [5]
+        assert Transfer(channels, threads, [OnDevice(one_byte(to), 1)], to).end() == [to]
+    channels[0].abandon(1)
+    assert Transfer(channels, threads, [OnDevice(one_byte(5), 1)], 2).end() == [5]
 
 
 def test_both_ranks_may_send_at_once(machine: Machine, threads: Threads) -> None:
-    lanes = fake_nccl.lanes(2)
+    channels = fake_nccl.channels(2)
 
     def send(rank: int) -> None:
-        lanes[rank].send(1 - rank, OnDevice(one_byte(rank), 1)).wait()
+        channels[rank].send(1 - rank, OnDevice(one_byte(rank), 1)).wait()
 
     def receive(rank: int) -> None:
         buffer: Any
-        buffer, received = lanes[rank].receive(1 - rank, 1)
+        buffer, received = channels[rank].receive(1 - rank, 1)
         received.wait()
         assert buffer.memory.item() == 1 - rank
 
@@ -135,15 +135,15 @@ def test_both_ranks_may_send_at_once(machine: Machine, threads: Threads) -> None
 
 
 def test_errors_of_nccl_are_those_of_a_link(machine: Machine, threads: Threads) -> None:
-    lanes = fake_nccl.lanes(2)
+    channels = fake_nccl.channels(2)
     machine.failure = "NCCL Error 2: unhandled system error"
     with pytest.raises(LinkError, match="unhandled system error"):
-        lanes[0].send(1, OnDevice(one_byte(1), 1))
+        channels[0].send(1, OnDevice(one_byte(1), 1))
     machine.failure = ""
-    assert Transfer(lanes, threads, [OnDevice(one_byte(3), 1)]).end() == [3]
+    assert Transfer(channels, threads, [OnDevice(one_byte(3), 1)]).end() == [3]
     machine.failure = "NCCL Error 5: invalid usage"
     with pytest.raises(LinkError, match="invalid usage"):
-        lanes[0].send(1, OnDevice(one_byte(1), 1))
+        channels[0].send(1, OnDevice(one_byte(1), 1))
 
 
 @pytest.mark.parametrize("before", [None, "1"])
@@ -154,6 +154,6 @@ def test_torch_leaves_errors_to_us_and_only_here(
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         monkeypatch.setenv(VARIABLE, before)
-    Transfer(fake_nccl.lanes(2), threads, [OnDevice(one_byte(1), 1)]).end()
+    Transfer(fake_nccl.channels(2), threads, [OnDevice(one_byte(1), 1)]).end()
     assert machine.error_handling == ["0", "0"]
     assert os.environ.get(VARIABLE) == before
