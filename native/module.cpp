@@ -316,7 +316,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("id", &Link::id)
       .def_prop_ro("is_lost", &Link::is_lost)
       .def_prop_ro("is_stream", &Link::is_stream)
-      .def("cause", &Link::cause)
+      .def_prop_ro("loss_cause", &Link::loss_cause)
       .def("send", &send_frame, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"), nb::arg("body"),
            nb::arg("buffers"), nb::arg("deadline"))
       .def("exchange", &exchange, nb::arg("kind"), nb::arg("call_id"), nb::arg("meta"), nb::arg("body"),
@@ -327,7 +327,7 @@ NB_MODULE(_native, module) {
       .def("start", &Link::start)
       .def("set_reading", &Link::set_reading, nb::arg("is_on"))
       .def("join", &join_link, nb::arg("fd"), nb::arg("keys").none())
-      .def("lose", &Link::lose, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
+      .def("fail", &Link::fail, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
       .def("forget", &Link::forget);
 
   nb::class_<Watch>(module, "Watch")

@@ -322,7 +322,7 @@ void Endpoint::close() {
     if (closed_.exchange(true)) return;
     for (auto& [id, link] : links_) links.push_back(link);
   }
-  for (auto& link : links) link->lose("this worker has shut down");
+  for (auto& link : links) link->fail("this worker has shut down");
   eventfd_write(bell_.get(), 1);
   // What refers to links, which refer to this.
   MutexLock next_lock(next_mutex_);

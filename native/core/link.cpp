@@ -18,9 +18,9 @@ Link::Link(std::shared_ptr<Endpoint> home, std::uint64_t id, std::unique_ptr<Cha
 
 Link::~Link() = default;
 
-std::string Link::cause() {
+std::string Link::loss_cause() {
   MutexLock lock(state_);
-  return cause_;
+  return loss_cause_;
 }
 
 // Threads inside a link keep its socket open; the last to leave a lost link closes it.
@@ -103,7 +103,7 @@ void Link::start() {
   Use use(*this);
   {
     MutexLock lock(state_);
-    if (is_lost()) throw LinkFailure(cause_);
+    if (is_lost()) throw LinkFailure(loss_cause_);
     started_ = true;
   }
   try {
@@ -126,13 +126,13 @@ void Link::set_reading(bool is_on) {
 
 // Ending.
 
-void Link::lose(const std::string& cause) {
+void Link::fail(const std::string& cause) {
   bool started = false;
   {
     MutexLock lock(state_);
     if (is_lost()) return;
     started = started_;
-    cause_ = cause;
+    loss_cause_ = cause;
     lost_.store(true, std::memory_order_seq_cst);
     for (Waiter* waiter : waiters_) {
       if (waiter->is_set()) continue;  // it has read its outcome by itself

@@ -45,8 +45,10 @@ class Link : public std::enable_shared_from_this<Link> {
   ~Link();
 
   std::uint64_t id() const { return id_; }
+  // Whether the link has ended: nothing can be sent or received on it any more.
   bool is_lost() const { return lost_.load(std::memory_order_seq_cst); }
-  std::string cause() EXCLUDES(state_);
+  // Why it is lost, or "".
+  std::string loss_cause() EXCLUDES(state_);
 
   // Whether receivers take a frame of this size. If not, it must not be sent.
   bool may_send(const OutFrame& frame) const;
@@ -73,8 +75,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // How many streams there are, and how many buffers were sent in stripes.
   unsigned streams() const { return streams_ ? streams_->further_streams() + 1 : 1; }
   std::uint64_t striped_buffers() const { return streams_ ? streams_->striped_buffers() : 0; }
-  // End the link: wake everyone who waits on it, and report it once, if it was started.
-  void lose(const std::string& cause) EXCLUDES(state_, interest_);
+  // End the link for this cause: all that wait on it fail, and it is reported once, if it was started.
+  void fail(const std::string& cause) EXCLUDES(state_, interest_);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
   void forget();
 
@@ -205,7 +207,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   Mutex state_;  // guards what follows, and the change of `lost_`
   std::vector<Waiter*> waiters_ GUARDED_BY(state_);
-  std::string cause_ GUARDED_BY(state_);
+  std::string loss_cause_ GUARDED_BY(state_);
   bool started_ GUARDED_BY(state_) = false;
 };
 

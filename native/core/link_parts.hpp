@@ -27,7 +27,7 @@ struct Link::Waiter {
 class Link::Use {
  public:
   explicit Use(Link& link) : link_(link) {
-    if (!link.enter()) throw LinkFailure(link.cause());
+    if (!link.enter()) throw LinkFailure(link.loss_cause());
   }
   ~Use() { link_.leave(); }
   Use(const Use&) = delete;

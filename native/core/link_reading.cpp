@@ -70,7 +70,7 @@ std::optional<InFrame> Link::read_one() {
     }
     return frame;
   } catch (const std::exception& error) {  // BadFrame, LinkFailure, no memory
-    lose(error.what());
+    fail(error.what());
     return std::nullopt;
   }
 }
@@ -80,7 +80,7 @@ void Link::read_socket() {
     channel_->on_readable();
     pass_bell_on();
   } catch (const std::exception& error) {
-    lose(error.what());
+    fail(error.what());
   }
 }
 
@@ -136,7 +136,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
   Waiter waiter(frame.call_id);
   {
     MutexLock lock(state_);
-    if (is_lost()) throw LinkFailure(cause_);
+    if (is_lost()) throw LinkFailure(loss_cause_);
     waiters_.push_back(&waiter);
   }
   struct Unregister {
@@ -185,7 +185,7 @@ InFrame Link::exchange(const OutFrame& frame, Nanoseconds deadline, Interrupt in
     stop_reading(reading);
   }
   wait_delivered(waiter, deadline, interrupt);
-  if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(cause());
+  if (waiter.state.load(std::memory_order_acquire) == Waiter::kFailed) throw LinkFailure(loss_cause());
   unregister.is_taken = true;
   return std::move(waiter.frame);
 }

@@ -91,7 +91,7 @@ void Link::join(Descriptor socket, const Keys* keys) {
   Use use(*this);
   {
     MutexLock lock(interest_);
-    if (is_lost()) throw LinkFailure(cause());
+    if (is_lost()) throw LinkFailure(loss_cause());
     streams_->join(std::move(socket), keys);
     home_->add_stream(*this, streams_->further_streams());
   }

@@ -58,7 +58,7 @@ bool Link::write_at_once(const OutFrame& frame) {
 // for us to read.
 void Link::send_entered(const OutFrame& frame, Reading& reading, Nanoseconds deadline,
                         Interrupt interrupt) {
-  if (is_lost()) throw LinkFailure(cause());
+  if (is_lost()) throw LinkFailure(loss_cause());
   if (write_at_once(frame)) return;
   for (const Part& buffer : frame.buffers) note_buffer(buffer.size);
   Composed composed;
@@ -80,7 +80,7 @@ void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Na
                  Interrupt interrupt) {
   bool any = false;
   try {
-    if (is_lost()) throw LinkFailure(cause());
+    if (is_lost()) throw LinkFailure(loss_cause());
     if (!channel_->wait_for_room(frame, composed, 0, interrupt)) {
       reading.stop();
       if (!channel_->wait_for_room(frame, composed, deadline, interrupt)) throw NotSent();
@@ -90,7 +90,7 @@ void Link::write(const OutFrame& frame, Composed& composed, Reading& reading, Na
         any = true;
         continue;
       }
-      if (is_lost()) throw LinkFailure(cause());
+      if (is_lost()) throw LinkFailure(loss_cause());
       reading.stop();
       if (!channel_->wait_for_space(deadline, interrupt)) {
         if (!any) throw NotSent();
@@ -119,7 +119,7 @@ void Link::leave_residue(Composed& composed) {
   try {
     composed.own();
   } catch (const std::bad_alloc&) {
-    lose("no memory for the rest of a frame");
+    fail("no memory for the rest of a frame");
     end_residue();
     return;
   }
@@ -158,7 +158,7 @@ LinkFailure Link::broken(const LinkFailure& error) {
   cut_ = true;
   channel_->shut_down();  // so that the reading thread finds the end
   read_all();
-  return is_lost() ? LinkFailure(cause()) : error;
+  return is_lost() ? LinkFailure(loss_cause()) : error;
 }
 
 }  // namespace farcall

@@ -139,7 +139,7 @@ void use(Link& link) {
   link.set_reading(false);
   link.set_reading(true);
   may_fail([&] { link.join(socket_pair().first); });
-  link.lose("again");
+  link.fail("again");
   CHECK(link.is_lost() && link.streams() > 0);
 }
 
@@ -162,7 +162,7 @@ void test_after_close(Kind kind, bool residue) {
 
 void test_after_loss(Kind kind) {
   Pair pair(kind);
-  pair.left->lose("enough");
+  pair.left->fail("enough");
   use(*pair.left_home);
   use(*pair.left);
   while (!pair.right->is_lost()) pair.right_home->next(patient(), no_interrupt);

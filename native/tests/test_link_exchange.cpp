@@ -226,7 +226,7 @@ void test_caller_keeps_its_deadline(Kind kind) {
   const std::size_t most = 100 + (4 << 20) / 1000;  // what a socket or a ring holds, and the queue
   CHECK(sent < most);
   over = true;
-  pair.left->lose("enough");
+  pair.left->fail("enough");
   flood.join();
 }
 
@@ -256,7 +256,7 @@ void test_slow_reader_slows_its_writer(Kind kind) {
     CHECK(taken < 2000);
     if (next_event(*pair.right_home).frame->call_id == 8) break;
   }
-  pair.left->lose("enough");
+  pair.left->fail("enough");
   flood.join();
   CHECK(sent < 3000);
 }
@@ -285,7 +285,7 @@ void test_flood_starves_nobody(Kind kind) {
   next_in_flood();
   left->send(test_frame(kOneWay, 8, 1, 1).out(), patient(), no_interrupt);
   await_other([](const Event& event) { return event.frame && event.frame->call_id == 8; });
-  left->lose("enough");
+  left->fail("enough");
   await_other([&ended = right](const Event& event) { return !event.frame && event.link == ended; });
 }
 

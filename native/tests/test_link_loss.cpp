@@ -41,7 +41,7 @@ std::thread calling(const LinkRef& link, std::uint64_t call_id, const std::strin
 void check_end(Endpoint& endpoint, const LinkRef& link, const std::string& cause) {
   const Event event = next_event(endpoint);
   CHECK(!event.frame && event.link == link && is(event.cause, cause));
-  CHECK(link->is_lost() && link->cause() == event.cause);
+  CHECK(link->is_lost() && link->loss_cause() == event.cause);
   CHECK(!endpoint.next(0, no_interrupt));  // once
   CHECK(cause_of([&] { call(*link, test_frame(kRequest, 1, 0, 0)); }) == event.cause);
   CHECK(cause_of([&] { link->send(test_frame(kRequest, 1, 0, 0).out(), 0, no_interrupt); }) ==
@@ -119,13 +119,13 @@ void test_peer_closes_within_a_frame(Kind kind) {
   check_end(*pair.left_home, pair.left, kClosed);
 }
 
-void test_lose(Kind kind) {
+void test_fail(Kind kind) {
   Pair pair(kind);
   std::thread first = calling(pair.left, 1, "enough"), second = calling(pair.left, 2, "enough");
   next_event(*pair.right_home);
   next_event(*pair.right_home);
-  pair.left->lose("enough");
-  pair.left->lose("more than that");
+  pair.left->fail("enough");
+  pair.left->fail("more than that");
   first.join();
   second.join();
   check_end(*pair.left_home, pair.left, "enough");
@@ -141,7 +141,7 @@ void test_lose_while_writers_are_stuck(Kind kind) {
   std::thread first(send), second(send);
   std::thread third([&] { CHECK(cause_of([&] { call(*pair.left, large); }) == "enough"); });
   if (kind == Kind::kRings) pair.await_full(0);
-  pair.left->lose("enough");
+  pair.left->fail("enough");
   first.join();
   second.join();
   third.join();
@@ -158,7 +158,7 @@ void test_lose_with_a_residue(Kind kind) {
     CHECK(cause_of([&] { pair.left->send(large.out(), patient(), no_interrupt); }) == "enough");
   });
   CHECK(!pair.left_home->next(0, no_interrupt));
-  pair.left->lose("enough");
+  pair.left->fail("enough");
   waiting.join();
   check_end(*pair.left_home, pair.left, "enough");
 }
@@ -185,7 +185,7 @@ void test_what_was_read_counts(Kind kind) {
 void test_lost_before_it_starts(Kind kind) {
   auto endpoint = std::make_shared<Endpoint>(0), other = std::make_shared<Endpoint>(0);
   const Linked links = linked(kind, endpoint, other);
-  links.left->lose("enough");
+  links.left->fail("enough");
   CHECK(cause_of([&] { links.left->start(); }) == "enough");
   CHECK(!endpoint->next(0, no_interrupt));  // the endpoint does not know the link
   links.right->start();
@@ -202,7 +202,7 @@ void test_start_that_fails() {
   Descriptor unwatchable(open("/dev/null", O_RDWR | O_CLOEXEC));  // epoll takes no such files
   const auto link = link_over(endpoint, std::make_unique<StreamChannel>(std::move(unwatchable)));
   CHECK_THROWS(link->start(), LinkFailure);
-  link->lose("enough");
+  link->fail("enough");
   CHECK(!endpoint->next(0, no_interrupt));
   endpoint->close();
 }
@@ -260,7 +260,7 @@ void test_nothing_is_left(Kind kind) {
       }
       kept = next_event(*pair.right_home);
       next_event(*pair.right_home);
-      if (round % 2 == 0) pair.left->lose("enough");
+      if (round % 2 == 0) pair.left->fail("enough");
     }
     CHECK(test_frame(kOneWay, 0, 5, 1'000, {33'000}) == *kept.frame);
   }
@@ -281,7 +281,7 @@ int main() {
     test_what_was_sent_before_the_end_arrives(kind, false);
     test_what_was_sent_before_the_end_arrives(kind, true);
     test_peer_closes_within_a_frame(kind);
-    test_lose(kind);
+    test_fail(kind);
     test_lose_while_writers_are_stuck(kind);
     test_lose_with_a_residue(kind);
     test_what_was_read_counts(kind);

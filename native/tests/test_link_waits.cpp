@@ -67,7 +67,7 @@ void test_not_read(Kind kind) {
   CHECK(kSmall == next_frame(*pair.right_home));
   pair.right->set_reading(false);
   pair.left->send(kSmall.out(), patient(), no_interrupt);
-  pair.left->lose("the test");
+  pair.left->fail("the test");
   CHECK(kSmall == next_frame(*pair.right_home));
   CHECK(!next_event(*pair.right_home).frame);
   pair.right->set_reading(false);

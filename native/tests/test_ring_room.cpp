@@ -71,7 +71,7 @@ void test_wait_ends_with_the_link() {
     std::thread sender(
         [&] { CHECK_THROWS(pair.left->send(large(4).out(), kNever, no_interrupt), LinkFailure); });
     pair.await_full(0);
-    (by_peer ? pair.right : pair.left)->lose("the test ends it");
+    (by_peer ? pair.right : pair.left)->fail("the test ends it");
     sender.join();
   }
 }

@@ -53,7 +53,10 @@ class Link:
     def striped_buffers(self) -> int:
         """Return how many buffers it has sent in stripes."""
 
-    def cause(self) -> str: ...
+    @property
+    def loss_cause(self) -> str:
+        """Return why the link is lost; "" while it is not."""
+
     def start(self) -> None:
         """Let the endpoint read. RuntimeError: it is closed."""
 
@@ -91,7 +94,7 @@ class Link:
     def receive(self, kinds: int, alarm: int, deadline: float) -> _Frame | None:
         """Return a frame of one of these kinds (a bit each)."""
 
-    def lose(self, cause: str) -> None: ...
+    def fail(self, cause: str) -> None: ...
     def forget(self) -> None: ...
 
 class Watch:

@@ -41,7 +41,7 @@ def _member(number: int, **fields: Any) -> dict[str, Any]:
     usual = {
         **{"name": f"m{number}", "id": number, "incarnation": 100 + number, "host": "there"},
         **{"pid": 1, "addresses": (), "path": "", "in_flight": 0, "unsent": 0, "is_read": True},
-        "lost": "",
+        "loss_cause": "",
     }
     return usual | fields
 

@@ -72,7 +72,7 @@ def test_the_end_of_a_caller_that_is_not_read_is_noticed(flooded: list[Agent], g
     flooded[0].close()
     if flooded[1].endpoint.addresses[0].startswith("tcp"):
         gate.open()  # else the last bytes of the caller may wait in its kernel
-    wait_until(lambda: caller.lost is not None)
+    wait_until(lambda: caller.loss_cause is not None)
     assert caller.admission.reads
     gate.open()
     wait_until(lambda: not caller.admission.queued)

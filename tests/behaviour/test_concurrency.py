@@ -207,7 +207,7 @@ def test_calls_of_a_lost_caller_are_dropped(trio: list[Agent], gate: Gate) -> No
     gate.wait_for_arrivals()
     rpc.rpc_async("w2", add_note, args=(worker,)).wait()
     lost = threading.Event()
-    with trio[1].losses.hearing(lambda _: lost.set()):
+    with trio[1].losses.subscribed(lambda _: lost.set()):
         trio[2].close()
         assert lost.wait(PATIENCE)
     gate.open()

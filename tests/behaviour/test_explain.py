@@ -95,10 +95,10 @@ def test_it_tells_of_itself(two: list[Agent]) -> None:
 def test_a_lost_worker_is_explained_too(two: list[Agent]) -> None:
     rpc.rpc_sync("w1", nothing)
     peer = two[0].directory.resolve("w1")
-    two[0].losses.lose(peer, "it was pulled out")
+    two[0].losses.declare_lost(peer, "it was pulled out")
     path = rpc.explain("w1")
-    assert "it was pulled out" in path.lost
-    assert str(path).endswith(f"is lost: {path.lost}")
+    assert "it was pulled out" in path.loss_cause
+    assert str(path).endswith(f"is lost: {path.loss_cause}")
     with pytest.raises(UnknownWorker):
         rpc.explain("nobody")
 

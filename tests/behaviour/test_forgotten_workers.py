@@ -52,7 +52,7 @@ def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> 
     for agent in agents[1:]:
         peer = agents[0].directory.resolve(agent.me.name)
         agent.close()
-        wait_until(lambda peer=peer: peer.lost is not None)
+        wait_until(lambda peer=peer: peer.loss_cause is not None)
         wait_until(lambda peer=peer: peer.incarnation in agents[0].references._refs.losses)
     # The last one is still known, the one before by the references alone, and w1 as owner of one.
     wait_until(lambda: tables(agents[0])["incarnations"] == 2)
@@ -74,7 +74,7 @@ def test_workers_of_a_fixed_group_are_not_forgotten(
         assert by_sync(agent.me.name, echo, args=(1,)) == 1
         peer = agents[0].directory.resolve(agent.me.name)
         agent.close()
-        wait_until(lambda peer=peer: peer.lost is not None)
+        wait_until(lambda peer=peer: peer.loss_cause is not None)
     for agent in agents[1:]:
         with pytest.raises(rpc.PeerLost):
             rpc.rpc_sync(agent.me.name, echo, args=(1,))

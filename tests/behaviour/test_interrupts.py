@@ -145,10 +145,10 @@ def test_a_thread_that_is_interrupted_while_it_stands_back_does_not_stop_the_lea
     check(pair, "standing back")
 
 
-def lose(agents: list[Agent]) -> None:
+def declare_lost(agents: list[Agent]) -> None:
     peer = agents[0].directory.of_incarnation(agents[1].me.incarnation)
     assert peer is not None
-    agents[0].losses.lose(peer, "tried")
+    agents[0].losses.declare_lost(peer, "tried")
 
 
 def close(agents: list[Agent]) -> None:
@@ -156,7 +156,7 @@ def close(agents: list[Agent]) -> None:
 
 
 @needs_its_bytecode
-@pytest.mark.parametrize("end", [lose, close])
+@pytest.mark.parametrize("end", [declare_lost, close])
 def test_a_thread_that_is_interrupted_while_it_ends_calls_ends_all(
     transport: Transport, end: Callable[[list[Agent]], None]
 ) -> None:

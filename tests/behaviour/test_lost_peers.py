@@ -79,7 +79,7 @@ def test_answer_of_a_worker_that_leaves_at_once_is_not_lost(
         return arrived(peer, call_id)
 
     monkeypatch.setattr(first.completion, "arrived", too_late)
-    with first.losses.hearing(lambda loss: is_lost.set()):
+    with first.losses.subscribed(lambda loss: is_lost.set()):
         if fails:
             with pytest.raises(ZeroDivisionError):
                 rpc.rpc_sync("w1", operator.truediv, args=(1, 0))

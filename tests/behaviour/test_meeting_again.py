@@ -34,8 +34,8 @@ def fetch(reference: Any) -> Any:
 def part(one: Agent, other: Agent) -> None:
     """Let one worker take another for dead, and the other hear of that."""
     first, second = one.directory.resolve(other.me.name), other.directory.resolve(one.me.name)
-    one.losses.lose(first, "a test said so")
-    wait_until(lambda: second.lost is not None)
+    one.losses.declare_lost(first, "a test said so")
+    wait_until(lambda: second.loss_cause is not None)
 
 
 def wait_until_met(one: Agent, other: Agent) -> None:
@@ -159,7 +159,7 @@ def test_no_worker_searches_for_one_that_has_left(pair: list[Agent]) -> None:
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
     peer = pair[0].directory.resolve("w1")
     pair[1].close()
-    wait_until(lambda: peer.lost is not None)
+    wait_until(lambda: peer.loss_cause is not None)
     with pytest.raises(PeerLost):
         rpc.rpc_sync("w1", echo, args=(1,))
     assert not pair[0].losses._search._due
@@ -173,9 +173,9 @@ def test_a_forgotten_worker_is_met_again(start: Callable[..., list[Agent]]) -> N
     peer, other = first.directory.resolve("w1"), second.directory.resolve("w0")
     other.note_loss("a test said so")
     for passed in (0.0, FORGET_SECONDS + 1, 2 * FORGET_SECONDS + 2):
-        second.directory.note_lost(other, passed)
+        second.directory.on_peer_lost(other, passed)
     assert second.directory.meeting(first.me.incarnation) == 0
-    first.losses.lose(peer, "a test said so")
+    first.losses.declare_lost(peer, "a test said so")
     wait_until(lambda: first.directory.known("w1") is not None)
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
     assert second.directory.meeting(first.me.incarnation) == 1

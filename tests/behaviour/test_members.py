@@ -123,7 +123,7 @@ def test_a_lost_worker_is_not_found_again(agents: list[Agent]) -> None:
     """Raise `PeerLost`, though another member may not know yet that the worker is gone."""
     first, second, third = agents
     peer = first.directory.add(third.me)
-    first.losses.lose(peer, "the test says so")
+    first.losses.declare_lost(peer, "the test says so")
     assert second.directory.known("w2") is not None
     with pytest.raises(PeerLost, match="the test says so"):
         rpc.rpc_sync("w2", echo, args=(1,))
@@ -134,7 +134,7 @@ def test_one_that_came_back_is_found(agents: list[Agent]) -> None:
     first, _, third = agents
     before = msgspec.structs.replace(third.me, incarnation=new_incarnation(), addresses=("gone:1",))
     peer = first.directory.add(before)
-    first.losses.lose(peer, "the test says so")
+    first.losses.declare_lost(peer, "the test says so")
     assert rpc.rpc_sync("w2", echo, args=(1,)) == 1
 
 

@@ -47,7 +47,7 @@ class Stuck:
     def __init__(self, agent: Agent, *, links: bool) -> None:
         self._agent = agent
         self._opened = threading.Event()
-        self._lost: str | None = None
+        self._loss_cause: str | None = None
         self._connect = agent.links.connect
         self._linked = agent.links.linked
         self.waiting = threading.Semaphore(0)
@@ -69,8 +69,8 @@ class Stuck:
         left = min(max(0.0, deadline - outboxes.time.monotonic()), PATIENCE)
         if not self._opened.wait(left):
             raise NotSent("it takes nothing")
-        if self._lost is not None:
-            raise LinkError(self._lost)
+        if self._loss_cause is not None:
+            raise LinkError(self._loss_cause)
 
     def open(self) -> None:
         self._opened.set()
@@ -79,7 +79,7 @@ class Stuck:
         self._agent.links.linked = self._linked  # type: ignore[method-assign]
 
     def break_all(self, cause: str) -> None:
-        self._lost = cause
+        self._loss_cause = cause
         self._opened.set()
 
 
@@ -208,7 +208,7 @@ def test_a_loss_ends_waiting_calls(pair: list[Agent], stuck: Stuck) -> None:
     futures = [rpc.rpc_async("w1", echo, args=(number,), **FOREVER) for number in range(20)]
     made = rpc.remote("w1", Account, **FOREVER)
     stuck.break_all("it is gone")
-    pair[0].losses.lose(pair[0].directory.resolve("w1"), "it is gone")
+    pair[0].losses.declare_lost(pair[0].directory.resolve("w1"), "it is gone")
     for future in futures:
         with pytest.raises(rpc.PeerLost, match="it is gone"):
             future.wait()
@@ -405,7 +405,7 @@ def test_answers_that_wait_when_their_caller_is_lost_end(unread: Answered) -> No
     _runs.clear()
     futures = ask_for_much(unread, count_and_answer)
     caller, callee = unread.caller, unread.agents[1]
-    callee.losses.lose(caller, "the test")
+    callee.losses.declare_lost(caller, "the test")
     unread.opened.set()
     for future in futures:
         with pytest.raises(rpc.PeerLost):
@@ -457,7 +457,7 @@ def test_references_in_answers_that_are_never_read_are_let_go(unread: Answered) 
     _ = ask_for_much(unread)
     with_references = [rpc.rpc_async("w1", owned, **FOREVER) for _ in range(3)]
     callee = unread.agents[1]
-    callee.losses.lose(unread.caller, "the test")
+    callee.losses.declare_lost(unread.caller, "the test")
     unread.opened.set()
     for future in with_references:
         with pytest.raises(rpc.PeerLost):

@@ -37,7 +37,7 @@ class Split:
             self._block(monkeypatch, one, other.me.name)
             self._block(monkeypatch, other, one.me.name)
         for one, other in self.pairs:
-            one.losses.lose(one.directory.resolve(other.me.name), "the network is cut")
+            one.losses.declare_lost(one.directory.resolve(other.me.name), "the network is cut")
         for one, other in self.pairs:
             wait_until(lambda one=one, other=other: other.directory.known(one.me.name) is None)
         for agent in (*halves[0], *halves[1]):  # hears the news that were under way

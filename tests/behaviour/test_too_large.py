@@ -72,7 +72,7 @@ def keywords(**values: Any) -> int:
 def assert_works(agents: list[Agent]) -> None:
     for call in WAYS:
         assert call("w1", echo, args=(1,)) == 1
-    assert all(peer.lost is None for peer in agents[0].directory.all())
+    assert all(peer.loss_cause is None for peer in agents[0].directory.all())
     wait_until(lambda: not len(agents[0].directory.resolve("w1").outgoing))
 
 

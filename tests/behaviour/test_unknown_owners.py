@@ -83,8 +83,8 @@ def test_owner_that_was_lost_and_forgotten_and_lives(start: Callable[..., list[A
     agents = start(3, find=lambda name, deadline: agents[2].me)
     directory = agents[1].directory
     peer = directory.resolve("w2")
-    agents[1].losses.lose(peer, "a test said so")
-    directory.note_lost(peer, time.monotonic() + FORGET_SECONDS + 1)
+    agents[1].losses.declare_lost(peer, "a test said so")
+    directory.on_peer_lost(peer, time.monotonic() + FORGET_SECONDS + 1)
     assert directory.of_incarnation(peer.incarnation) is None
     assert rpc.rpc_sync("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),)) == 3
     assert directory.resolve("w2").incarnation == peer.incarnation + MET_AGAIN

@@ -228,12 +228,12 @@ def test_a_worker_that_is_lost_in_the_moment_of_the_answer(
 ) -> None:
     look_up = agents[0].directory.look_up
 
-    def look_up_and_lose(*call: Any) -> Any:
+    def look_up_and_declare_lost(*call: Any) -> Any:
         peer = look_up(*call)
-        agents[0].losses.lose(peer, "a test said so")
+        agents[0].losses.declare_lost(peer, "a test said so")
         return peer
 
-    monkeypatch.setattr(agents[0].directory, "look_up", look_up_and_lose)
+    monkeypatch.setattr(agents[0].directory, "look_up", look_up_and_declare_lost)
     rref = rpc.remote("w1", echo, args=(1,))
     future = rref.rpc_async().copy()
     store.answers.set()

@@ -39,7 +39,7 @@ def listen() -> None:
         _lost_at.append(time.monotonic())
         _losses.append(str(loss))
 
-    _listening.enter_context(current_agent().losses.hearing(note))
+    _listening.enter_context(current_agent().losses.subscribed(note))
 
 
 def losses() -> list[str]:

@@ -72,7 +72,7 @@ def listen_for_losses() -> None:
         _heard.append(loss)
         _hears.set()
 
-    _listening.enter_context(current_agent().losses.hearing(tell))
+    _listening.enter_context(current_agent().losses.subscribed(tell))
 
 
 def loss() -> PeerLost:

@@ -74,7 +74,7 @@ def lose_by_waiting(name: str) -> None:
     peer = agent.directory.known(name)
     assert peer is not None
     agent.control.watch(peer.incarnation)
-    assert peer.lost is not None
+    assert peer.loss_cause is not None
 
 
 def said(*words: str) -> list[str]:

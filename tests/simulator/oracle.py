@@ -143,7 +143,7 @@ class Oracle:
         """Note that a worker has vanished, with all it had."""
         del self.workers[incarnation]
 
-    def lost(self, worker: int, peer: int) -> None:
+    def on_peer_lost(self, worker: int, peer: int) -> None:
         """`worker` has declared `peer` dead, which is an incarnation as `worker` knows it."""
         self._declared.add((worker, peer))
         two = frozenset((worker, original(peer)))

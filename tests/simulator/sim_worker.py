@@ -207,9 +207,9 @@ class SimWorker:
                 self.machine.on_message(peer, message, call_id)
         self.pump()
 
-    def lose(self, peer: int) -> None:
+    def on_peer_lost(self, peer: int) -> None:
         """Declare a peer incarnation dead."""
-        self._oracle.lost(self.incarnation, peer)
+        self._oracle.on_peer_lost(self.incarnation, peer)
         self.boxes.pop(peer, None)
         calls, tasks = self.machine.on_peer_lost(peer, "lost")
         self.tasks = [task for task in self.tasks if task not in tasks]
@@ -304,7 +304,7 @@ class SimWorker:
             return
         references = tuple(argument.on_wire for argument in arguments)
         if how == "lost":
-            self.lose(peer)
+            self.on_peer_lost(peer)
         if not self.machine.needs_pins(references, peer, creates=ref is not None):
             self._keep(call, arguments)
         elif arguments:

@@ -214,7 +214,7 @@ class _CallSchedule(Schedule):
         me, before = worker.incarnation, worker.now(other)
         if not worker.machine.is_lost(before):
             self._note(worker.label, "declares lost", self._name(before))
-            worker.lose(before)
+            worker.on_peer_lost(before)
         self._note(worker.label, "meets again", self._name(nth_incarnation(other, meeting)))
         worker.meet_again(other, meeting)
         if self._draw() < 0.5:
@@ -270,7 +270,7 @@ class _CallSchedule(Schedule):
         self._note(self._name(who), "declares lost", self._name(peer))
         if self._draw() < 0.2 and not worker.machine.is_lost(peer):
             self._program.call_while_lost(worker, peer)
-        worker.lose(peer)
+        worker.on_peer_lost(peer)
         if whom in self._workers and not self._workers[whom].has_parted(who, meeting_of(peer)):
             self._will_notice(whom, who)  # its links have ended
 

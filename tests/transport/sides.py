@@ -21,15 +21,15 @@ class BareLink:
         self.connection = connection
         self.peer = connection.worker
         self.description = connection.description
-        self.lost: str | None = None
+        self.loss_cause: str | None = None
         self.started = 0
         connection.sock.settimeout(PATIENCE)
 
     def start(self) -> None:
         self.started += 1
 
-    def lose(self, cause: str) -> None:
-        self.lost = cause
+    def fail(self, cause: str) -> None:
+        self.loss_cause = cause
 
 
 class Side:

@@ -146,7 +146,7 @@ class Station:
         assert isinstance(event, Arrived), event
         return event
 
-    def lost(self) -> LinkLost:
+    def next_loss(self) -> LinkLost:
         event = self.next()
         assert isinstance(event, LinkLost), event
         return event

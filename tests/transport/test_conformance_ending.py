@@ -89,8 +89,8 @@ def test_drop_is_reported_once_at_both_ends_with_the_cause_here(
     link.send(request(1), soon())
     back = far.arrived().link
     near.endpoint.drop(far.worker.incarnation, "a test drops it")
-    assert near.lost() == LinkLost(link, "a test drops it")
-    assert far.lost().link is back
+    assert near.next_loss() == LinkLost(link, "a test drops it")
+    assert far.next_loss().link is back
     near.endpoint.drop(far.worker.incarnation, "again")
     far.endpoint.drop(near.worker.incarnation, "again")
     with pytest.raises(LinkError):
@@ -114,7 +114,7 @@ def test_drop_ends_the_links_of_both_directions_and_of_no_other_peer(
     links = {near.connect(far), near.connect(other)}
     far.connect(near).exchange(request(1), soon())
     near.endpoint.drop(far.worker.incarnation, "a test drops it")
-    lost = {near.lost().link, near.lost().link}
+    lost = {near.next_loss().link, near.next_loss().link}
     assert [link.peer.name for link in lost] == ["far", "far"]
     (left,) = near.endpoint.links()
     assert left in links
@@ -150,7 +150,7 @@ def test_last_frame_arrives_also_when_the_peer_is_writing(
     link.send(Frame(Leaving("goodbye"), 99), soon())
     near.endpoint.close()
     assert far.arrived().frame.call_id == 99
-    assert far.lost().link is back
+    assert far.next_loss().link is back
 
 
 def test_last_frame_arrives_also_when_a_writer_finds_the_end_first(
@@ -207,7 +207,7 @@ def test_last_frame_arrives_while_many_threads_call(
         far.close()
         threads.join()
         assert near.arrived().frame.message == Leaving("goodbye")
-        assert near.lost().link is link
+        assert near.next_loss().link is link
     assert near.events.empty()
 
 
@@ -254,7 +254,7 @@ def test_close_ends_links_without_reporting_them_here(near: Station, far: Statio
     near.connect(far).send(request(1), soon())
     back = far.arrived().link
     near.endpoint.close()
-    assert far.lost().link is back
+    assert far.next_loss().link is back
     assert near.endpoint.links() == []
     near.endpoint.close()  # twice does no harm
 
@@ -322,6 +322,6 @@ def test_workers_come_and_go_at_once(station: StationMaker, threads: Threads) ->
     for guest in made:
         threads.start(visit, guest)
     threads.join()
-    lost = sorted(hub.lost().link.peer.name for _ in range(12))
+    lost = sorted(hub.next_loss().link.peer.name for _ in range(12))
     assert lost == sorted(guest.worker.name for guest in made)
     assert hub.endpoint.links() == []

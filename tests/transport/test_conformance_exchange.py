@@ -184,7 +184,7 @@ def test_lost_link_ends_every_waiting_exchange(
     far.endpoint.drop(near.worker.incarnation, "a test drops it")
     threads.join()
     assert len(ended) == 5
-    assert near.lost().link is link
+    assert near.next_loss().link is link
 
 
 def test_exchange_goes_on_while_next_starts_and_ends(near: Station, far: Station) -> None:

@@ -86,7 +86,7 @@ def test_link_is_dialled_once_and_again_when_it_was_removed(side: SideMaker) -> 
     assert near.connect(distant) is first
     assert near.connections.links() == near.connections.of_peer(first.peer.incarnation) == [first]
     assert near.connections.of_peer(first.peer.incarnation + 1) == []
-    first.lost = "the test"
+    first.loss_cause = "the test"
     near.connections.removed(first)
     first.connection.sock.close()
     assert near.connections.links() == []
@@ -627,7 +627,7 @@ def test_versions_that_differ_are_one_warning_that_names_both(
         one.connections.me = msgspec.structs.replace(one.connections.me, versions=versions)
     for _ in range(3):
         link = near.connect(distant)
-        link.lost = "the test"
+        link.loss_cause = "the test"
         near.connections.removed(link)
         link.connection.sock.close()
     near.connect(same)

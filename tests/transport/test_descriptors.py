@@ -23,9 +23,9 @@ def test_hundreds_of_links_leave_no_descriptor_open(networked_station: StationMa
     before = open_descriptors()
     for number in range(2, 300):
         near.endpoint.drop(far.worker.incarnation, "again")
-        near.lost()
+        near.next_loss()
         assert near.connect(far).exchange(request(number), soon()).call_id == number
-        far.lost()
+        far.next_loss()
     # The sockets of the last lost links are closed at the next turn of `next`, and the first may
     # return for nothing but that `stop_reading` has woken it.
     for one in (near, far):
@@ -55,7 +55,7 @@ def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None
     for _ in range(10):
         with pytest.raises(LinkError, match="shut down"):
             near.connect(far)
-        far.lost()
+        far.next_loss()
     far.close()
     assert open_descriptors() <= before
 

@@ -239,8 +239,8 @@ def test_sender_whose_channel_fails_loses_the_link_and_so_does_the_receiver(
     pair.channels[0].fails = when
     with pytest.raises(LinkError, match="the device has failed"):
         link.send(request(2, b"", [on_device(torch.ones(3))]), soon())
-    assert pair.far.lost().link.peer.name == "w0"
-    assert pair.near.lost()
+    assert pair.far.next_loss().link.peer.name == "w0"
+    assert pair.near.next_loss()
     with pytest.raises(LinkError):
         link.send(request(3), soon())
 
@@ -268,8 +268,8 @@ def test_frames_behind_one_whose_channel_fails_do_not_arrive_in_its_place(
     for number in range(2, 6):
         link.send(request(number), soon())
     pair.channels[0].abandon(1)  # as a failure of nccl is noticed
-    assert "abandoned" in pair.far.lost().cause
-    assert pair.near.lost()
+    assert "abandoned" in pair.far.next_loss().cause
+    assert pair.near.next_loss()
     assert pair.far.events.empty()
     threads.join()
 
@@ -281,7 +281,7 @@ def test_a_thread_that_waits_for_a_channel_notices_that_the_peer_has_gone(
     send_into_a_stalled_channel(pair, threads)
     assert pair.channels[1 - gone].is_waiting.wait(PATIENCE)
     pair.stations[gone].close()
-    cause = pair.stations[1 - gone].lost().cause
+    cause = pair.stations[1 - gone].next_loss().cause
     assert gone == 1 or "abandoned" in cause
     threads.join()
 
@@ -293,8 +293,8 @@ def test_worker_without_device_channels_refuses_and_both_sides_hear_of_it() -> N
     link = pair.near.connect(pair.far)
     with pytest.raises(LinkError):
         link.send(request(1, b"", [on_device(torch.ones(3))]), soon())
-    assert "no device channels" in pair.far.lost().cause
-    assert pair.near.lost()
+    assert "no device channels" in pair.far.next_loss().cause
+    assert pair.near.next_loss()
     pair.close()
 
 

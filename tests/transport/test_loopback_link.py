@@ -104,8 +104,8 @@ def test_lost_link_ends_every_exchange_and_takes_no_more(
         threads.start(call, call_id)
     for _ in range(4):
         posted.get(timeout=PATIENCE)
-    link.lose("the end")
-    link.lose("the end")
+    link.fail("the end")
+    link.fail("the end")
     threads.join()
     with pytest.raises(LinkError, match="the end"):
         link.send(request(9), soon())

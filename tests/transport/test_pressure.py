@@ -189,7 +189,7 @@ def test_link_that_ends_with_half_a_frame_ends_its_senders(
     else:
         far.endpoint.close()
     threads.join()
-    assert near.lost().link is blocked
+    assert near.next_loss().link is blocked
     with pytest.raises(LinkError):
         blocked.send(request(3), soon())
 

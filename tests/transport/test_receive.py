@@ -134,7 +134,7 @@ def test_end_of_the_link_ends_it(
     link, other = ends
     taken: list[Frame | None] = []
     threads.start(lambda: taken.append(link.receive(WANTED, alarm.fileno(), soon())))
-    other.lose("enough")  # type: ignore[attr-defined]
+    other.fail("enough")  # type: ignore[attr-defined]
     threads.join()
     assert taken == [None]
-    assert near.lost().link is link
+    assert near.next_loss().link is link

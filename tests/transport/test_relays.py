@@ -128,7 +128,7 @@ def test_relay_of_the_handshake_can_add_and_change_nothing(
         relay.change = MEDDLING[how]
         with contextlib.suppress(LinkError, TimeoutError):
             link.exchange(request(2, b"meddled with"), soon())
-        assert far.lost().cause
+        assert far.next_loss().cause
         heard = [served.get_nowait() for _ in range(served.qsize())]
         assert b"injected" not in heard
         assert heard.count(b"meddled with") <= 1
@@ -173,7 +173,7 @@ def test_frame_behind_the_relayed_handshake_is_not_read(stations: list[Station])
             assert time.monotonic() < deadline
             time.sleep(0.001)
         relay.towards.get(timeout=PATIENCE).sendall(FRAME)
-        assert far.lost().cause
+        assert far.next_loss().cause
         assert far.events.empty()
     finally:
         relay.close()
@@ -221,4 +221,4 @@ def test_connecting_and_closing_as_a_worker_does_not_end_it(
                 sock.sendall(message)
     distant.connections.close()  # joins the threads of handshakes
     assert distant.connections.of_peer(near.worker.incarnation) == [kept]
-    assert kept.lost is None
+    assert kept.loss_cause is None

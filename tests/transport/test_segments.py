@@ -126,7 +126,7 @@ def test_buffers_outlive_their_link_and_then_nothing_is_mapped(near: Station, fa
     link = near.connect(far)
     kept = [arrives(link, far, bytes([number]) * SIZE) for number in range(10)]
     near.close()
-    far.lost()
+    far.next_loss()
     far.close()
     del link
     assert [view[-1] for view in kept] == list(range(10))

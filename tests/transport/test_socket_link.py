@@ -75,7 +75,7 @@ def linked(
         SpinBudget(0),
         DEFAULT_LIMITS,
         on_frame=on_frame,
-        on_lost=lambda link, cause: lost.append(cause),
+        on_link_lost=lambda link, cause: lost.append(cause),
         keys=keys,
     )
     link.start()
@@ -124,7 +124,7 @@ def test_frame_whose_writer_is_interrupted_arrives_whole_and_so_does_the_next(
     next_one.join()
     assert [frame.call_id for frame in arrived] == [1, 2]
     assert bytes(arrived[0].body) == LARGE.body
-    link.lose("the end")
+    link.fail("the end")
     assert link.free()
     far.close()
 
@@ -175,9 +175,9 @@ def test_link_that_is_lost_before_it_starts_leaves_its_closed_descriptor_alone()
         SpinBudget(0),
         DEFAULT_LIMITS,
         on_frame=lambda link, frame: None,
-        on_lost=lambda link, cause: lost.append(cause),
+        on_link_lost=lambda link, cause: lost.append(cause),
     )
-    link.lose("the peer was dropped meanwhile")
+    link.fail("the peer was dropped meanwhile")
     assert link.free()  # by the endpoint's `next`
     link.start()
     assert lost == ["the peer was dropped meanwhile"]
@@ -222,7 +222,7 @@ class Flooded:
 def flooded(poller: EpollPoller) -> Iterator[Flooded]:
     made = Flooded(poller)
     yield made
-    made.link.lose("for the test")
+    made.link.fail("for the test")
     made.link.free()
     made.far.close()
 

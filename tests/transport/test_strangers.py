@@ -138,7 +138,7 @@ def test_frame_that_lies_loses_its_own_link_with_a_clear_error(far: Station, lie
     before = resident_bytes()
     with dial_as_worker(far) as sock:
         sock.sendall(first_bytes_from_dialler(far.endpoint, data))
-        assert complaint in far.lost().cause
+        assert complaint in far.next_loss().cause
         assert_closed(sock)
     assert resident_bytes() - before < 64 << 20
 
@@ -148,7 +148,7 @@ def test_claim_within_the_limits_costs_nothing_until_the_bytes_come(far: Station
     before = resident_bytes()
     with dial_as_worker(far) as sock:
         say(sock, first_bytes_from_dialler(far.endpoint, header(body=8 << 30)))
-        assert "closed the connection" in far.lost().cause
+        assert "closed the connection" in far.next_loss().cause
     assert resident_bytes() - before < 64 << 20
 
 
@@ -158,7 +158,7 @@ def test_frame_that_ends_early_is_a_lost_link_and_no_frame(far: Station, cut: in
     whole = b"".join(bytes(p) for p in encode(request(1, b"b" * 100_000, [b"x" * 250_000])))
     with dial_as_worker(far) as sock:
         say(sock, first_bytes_from_dialler(far.endpoint, whole[:cut]))
-        assert "closed the connection" in far.lost().cause
+        assert "closed the connection" in far.next_loss().cause
 
 
 def test_limits_are_the_endpoints_own(networked_station: StationMaker) -> None:
@@ -171,7 +171,7 @@ def test_limits_are_the_endpoints_own(networked_station: StationMaker) -> None:
         request(1, b"", [b"b" * 800] * 2),
     ):
         near.connect(strict).send(frame, soon())
-        assert "the limit is" in strict.lost().cause
+        assert "the limit is" in strict.next_loss().cause
         near.endpoint.drop(strict.worker.incarnation, "again")
     near.connect(strict).send(request(2, b"b" * 1000), soon())
     assert strict.arrived().frame.call_id == 2
@@ -254,7 +254,7 @@ def test_random_bytes_after_a_correct_handshake_lose_that_link_only(far: Station
     for _ in range(30):
         with dial_as_worker(far) as sock:
             say(sock, draw.randbytes(draw.randrange(1, 3000)))
-        assert far.lost().cause
+        assert far.next_loss().cause
 
 
 def test_silent_strangers_do_not_keep_a_worker_from_connecting(

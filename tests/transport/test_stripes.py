@@ -253,7 +253,7 @@ def test_join_of_a_link_that_has_ended_is_refused(
     far = station("far")
     far.read()
     introduce(far, guest, secret).close()
-    far.lost()
+    far.next_loss()
     with pytest.raises(LinkError, match="no link that it could join"):
         introduce(far, joining(guest), secret)
 
@@ -298,8 +298,8 @@ def test_dropped_links_leave_no_connection_open(station: StationMaker) -> None:
     before = open_descriptors()
     for number in range(30):
         near.endpoint.drop(far.worker.incarnation, "again")
-        near.lost()
-        far.lost()
+        near.next_loss()
+        far.next_loss()
         link = near.connect(far)
         check_call(link, number + 1)
         wait_until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)

@@ -37,9 +37,9 @@ LOCKS = (
     Breach(
         "reads what a lock guards",
         "link.cpp",
-        "std::string Link::cause() {\n  MutexLock lock(state_);\n",
-        "std::string Link::cause() {\n",
-        "variable 'cause_' requires holding mutex 'state_'",
+        "std::string Link::loss_cause() {\n  MutexLock lock(state_);\n",
+        "std::string Link::loss_cause() {\n",
+        "variable 'loss_cause_' requires holding mutex 'state_'",
     ),
     Breach(
         "searches a table without its lock",
@@ -86,9 +86,9 @@ LOCKS = (
     Breach(
         "acquires twice",
         "link.cpp",
-        "    cause_ = cause;\n",
-        "    cause_ = this->cause();\n",
-        "cannot call function 'cause' while mutex 'state_' is held",
+        "    loss_cause_ = cause;\n",
+        "    loss_cause_ = this->loss_cause();\n",
+        "cannot call function 'loss_cause' while mutex 'state_' is held",
     ),
     Breach(
         "keeps memory without the lock of the pool",

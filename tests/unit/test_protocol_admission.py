@@ -47,7 +47,7 @@ class Gates(RuleBasedStateMachine):
             assert out == []
 
     @rule()
-    def lost(self) -> None:
+    def take_all(self) -> None:
         assert self.admission.take_all() == self.held  # ADM-1
         self.held, self.is_lost = [], True
 
@@ -106,7 +106,7 @@ class Queues(RuleBasedStateMachine):
         assert self.admission.reads  # ADM-6
 
     @rule()
-    def lost(self) -> None:
+    def take_all(self) -> None:
         self.admission.take_all()
         self.is_lost = True
 

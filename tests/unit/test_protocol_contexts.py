@@ -28,7 +28,7 @@ def contexts() -> Contexts[str]:
     return contexts
 
 
-def lose(
+def note_loss(
     contexts: Contexts[str], id: int, *, is_replaced: bool = False, gone: tuple[int, ...] = ()
 ) -> list[object]:
     return list(
@@ -45,14 +45,14 @@ REPORT = [ReportHeld(10 * CREATOR, CONTEXT), TellFailures(10 * CREATOR, CONTEXT,
 
 
 def test_lost_giver_is_reported_to_the_creator(contexts):  # BWD-4
-    assert lose(contexts, THIRD) == REPORT
+    assert note_loss(contexts, THIRD) == REPORT
     assert contexts.get(CONTEXT) == "content"
 
 
 def test_creator_takes_the_place_of_a_lost_giver(contexts):  # BWD-4, BWD-6
-    assert lose(contexts, THIRD) == REPORT
+    assert note_loss(contexts, THIRD) == REPORT
     assert contexts.known_to(CONTEXT) == (10 * CREATOR,)
-    assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
+    assert note_loss(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
 
 
 def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
@@ -63,8 +63,8 @@ def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
     creator.tell(CONTEXT, 10 * THIRD)
     worker: Contexts[str] = Contexts(ME, 0)
     worker.enter(CONTEXT, 10 * THIRD, "content")
-    assert lose(creator, THIRD) == []
-    report, before = lose(worker, THIRD)
+    assert note_loss(creator, THIRD) == []
+    report, before = note_loss(worker, THIRD)
     assert before == TellFailures(10 * CREATOR, CONTEXT, "content")
     assert creator.held(CONTEXT, 10 * ME) == [TellFailures(10 * ME, CONTEXT, "content")]
     assert report == ReportHeld(10 * CREATOR, CONTEXT)
@@ -75,22 +75,22 @@ def test_failure_reaches_the_creator_though_the_only_giver_dies():  # BWD-6
 def test_lost_giver_ends_the_context_if_the_creator_is_gone(contexts):  # BWD-4
     contexts.tell(CONTEXT, 10 * FOURTH)
     told = TellEnd(10 * FOURTH, CONTEXT, 1)
-    assert lose(contexts, THIRD, gone=(CREATOR,)) == [DropContext(CONTEXT, "content"), told]
+    assert note_loss(contexts, THIRD, gone=(CREATOR,)) == [DropContext(CONTEXT, "content"), told]
     assert contexts.enter(CONTEXT, 10 * FOURTH, "again") is None
 
 
 def test_lost_creator_ends_the_context_of_any_giver(contexts):  # BWD-4
-    assert lose(contexts, CREATOR, gone=(CREATOR,)) == [DropContext(CONTEXT, "content")]
+    assert note_loss(contexts, CREATOR, gone=(CREATOR,)) == [DropContext(CONTEXT, "content")]
 
 
 def test_loss_of_an_earlier_life_leaves_contexts_of_the_newer_one(contexts):
-    assert lose(contexts, CREATOR, is_replaced=True) == []
+    assert note_loss(contexts, CREATOR, is_replaced=True) == []
     assert contexts.get(CONTEXT) == "content"
 
 
 def test_loss_of_an_earlier_life_ends_its_contexts(contexts):  # BWD-4
     contexts.enter(CONTEXT, 10 * CREATOR, "content")
-    assert lose(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
+    assert note_loss(contexts, CREATOR, is_replaced=True) == [DropContext(CONTEXT, "content")]
 
 
 def test_own_contexts_survive_the_loss_of_an_earlier_life_of_this_worker():
@@ -98,7 +98,7 @@ def test_own_contexts_survive_the_loss_of_an_earlier_life_of_this_worker():
     mine = contexts.next_id()
     contexts.create(mine, "mine")
     contexts.enter(mine, 10 * ME, "mine")  # it came back to us from there
-    assert lose(contexts, ME, is_replaced=True) == []
+    assert note_loss(contexts, ME, is_replaced=True) == []
     assert contexts.get(mine) == "mine"
 
 
@@ -116,9 +116,9 @@ def test_a_worker_that_reports_a_context_is_told_of_failed_passes_and_later_of_t
 def test_a_lost_worker_that_had_a_context_has_parted_with_it(contexts):
     contexts.tell(CONTEXT, 10 * FOURTH)
     assert not contexts.has_parted(CONTEXT, 10 * THIRD)
-    lose(contexts, THIRD)
-    lose(contexts, FOURTH)
-    lose(contexts, 5)
+    note_loss(contexts, THIRD)
+    note_loss(contexts, FOURTH)
+    note_loss(contexts, 5)
     for id in (THIRD, FOURTH):
         assert contexts.has_parted(CONTEXT, next_incarnation(10 * id))
     assert not contexts.has_parted(CONTEXT, next_incarnation(50))

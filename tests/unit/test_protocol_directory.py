@@ -22,9 +22,9 @@ def machine() -> Machine:
     return DirectoryMachine(Record, is_open=True)
 
 
-def lose(machine: Machine, record: Record, now: float = 0.0) -> list[int]:
-    record.lost = "the link ended"
-    return machine.note_lost(record, now)
+def note_loss(machine: Machine, record: Record, now: float = 0.0) -> list[int]:
+    record.loss_cause = "the link ended"
+    return machine.on_peer_lost(record, now)
 
 
 @pytest.mark.parametrize("key", ["w1", 1, WorkerInfo("w1", 1)])
@@ -34,7 +34,7 @@ def test_the_standing_of_a_key(machine: Machine, key: str | int | WorkerInfo) ->
     record = machine.add(W1)
     assert machine.resolve(key) == Found(Standing.KNOWN, record)
     assert machine.known(key) is record
-    lose(machine, record)
+    note_loss(machine, record)
     assert machine.resolve(key) == Found(Standing.ASK, record)
     assert machine.resolve(key, asked=True) == Found(Standing.LOST, record)
     assert machine.known(key) is None
@@ -43,7 +43,7 @@ def test_the_standing_of_a_key(machine: Machine, key: str | int | WorkerInfo) ->
 def test_no_member_is_asked_in_a_group_of_fixed_size() -> None:
     fixed: Machine = DirectoryMachine(Record, is_open=False)
     assert fixed.resolve("w1").standing is Standing.UNKNOWN
-    lose(fixed, fixed.add(W1))
+    note_loss(fixed, fixed.add(W1))
     assert fixed.resolve("w1").standing is Standing.LOST
 
 
@@ -51,7 +51,7 @@ def test_dir1_late_word_of_a_former_holder_takes_no_name_for_long(machine: Machi
     new = machine.add(SUCCESSOR)
     old = machine.add(W1)
     assert machine.known("w1") is old
-    lose(machine, old)
+    note_loss(machine, old)
     assert machine.known("w1") is machine.known(1) is new
     assert machine.add(W1) is old
     assert machine.known("w1") is new
@@ -59,7 +59,7 @@ def test_dir1_late_word_of_a_former_holder_takes_no_name_for_long(machine: Machi
 
 def test_a_worker_that_has_a_successor_is_not_current(machine: Machine) -> None:
     old = machine.add(W1)
-    lose(machine, old)
+    note_loss(machine, old)
     assert machine.is_current(old)
     machine.add(SUCCESSOR)
     assert not machine.is_current(old)
@@ -70,7 +70,7 @@ def test_dir1_a_lost_worker_is_current_though_an_older_holder_seems_to_live(
 ) -> None:
     machine.add(W1)
     new = machine.add(SUCCESSOR)
-    lose(machine, new)
+    note_loss(machine, new)
     assert machine.is_current(new)
 
 
@@ -111,17 +111,17 @@ def test_a_worker_that_has_left_is_not_met_again(machine: Machine) -> None:
     record = machine.add(W1)
     record.left = "it has shut down"
     assert machine.verdict(W1.incarnation, 0) is Verdict.WELCOME
-    lose(machine, record)
+    note_loss(machine, record)
     assert machine.verdict(W1.incarnation, 1) is Verdict.LEFT
 
 
 def test_dir5_dir6_the_lost_are_forgotten_here_and_then_everywhere(machine: Machine) -> None:
-    lose(machine, machine.add(W1))
+    note_loss(machine, machine.add(W1))
     other = machine.add(Worker("w2", 2, 15))
-    assert lose(machine, other, FORGET_SECONDS + 1) == []
+    assert note_loss(machine, other, FORGET_SECONDS + 1) == []
     assert machine.parties() == [other]
     assert machine.meeting(W1.incarnation) == 1
-    assert lose(machine, other, 2 * FORGET_SECONDS + 2) == [W1.incarnation]
+    assert note_loss(machine, other, 2 * FORGET_SECONDS + 2) == [W1.incarnation]
     assert machine.meeting(W1.incarnation) == 0
 
 

@@ -66,7 +66,7 @@ class Boxes(RuleBasedStateMachine):
             self.take(item)
 
     @rule()
-    def lose(self) -> None:
+    def take_all(self) -> None:
         assert self.box.take_all() == list(self.waiting)
         for item in list(self.waiting):
             self.take(item)

@@ -735,7 +735,7 @@ def test_message_that_waits_for_an_owner_of_before_is_refused_when_that_is_met_a
     refs.arrive(FROM_THIRD, [wire()])
     refs.take()
     later = TransferKey(THIRD, 8, False)
-    refs.arrive(later, [wire(owner=next_incarnation(OWNER))])  # before `lost` is told
+    refs.arrive(later, [wire(owner=next_incarnation(OWNER))])  # before the loss is told
     [_, refused, _] = refs.take()  # REGISTER, and RECEIVED for the refused ones
     assert refused == Unavailable(FROM_THIRD, "owner", PARTED, True)
     refs.on_peer_lost(OWNER, "silent")

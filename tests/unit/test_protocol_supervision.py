@@ -34,7 +34,7 @@ def running(count: int, strategy: Strategy, restarts: int = 3) -> SupervisionMac
 )
 def test_strategy_says_what_is_made_again(strategy: Strategy, again: set[int]) -> None:
     machine = running(3, strategy)
-    machine.lost([1], "a death", 0.0)
+    machine.on_children_lost([1], "a death", 0.0)
     assert {n for n, generation in enumerate(machine.generations) if generation == 2} == again
     first = machine.take()
     assert first == [Make(min(again), 2)]  # the others come after it
@@ -42,7 +42,7 @@ def test_strategy_says_what_is_made_again(strategy: Strategy, again: set[int]) -
 
 def test_a_death_counts_once_however_many_it_takes() -> None:
     machine = running(3, Strategy.ONE, restarts=1)
-    machine.lost([0, 1, 2], "a death", 0.0)
+    machine.on_children_lost([0, 1, 2], "a death", 0.0)
     assert not machine.given_up
     machine.failed(0, 2, "an error", 1.0)
     assert machine.given_up == "more than 1 restarts within 60 s: an error"
@@ -52,16 +52,16 @@ def test_a_death_counts_once_however_many_it_takes() -> None:
 def test_restarts_long_ago_do_not_count() -> None:
     machine = running(1, Strategy.ONE, restarts=1)
     for round, now in enumerate((0.0, 60.0, 120.0), start=2):
-        machine.lost([0], "a death", now)
+        machine.on_children_lost([0], "a death", now)
         assert machine.made(0, round)
-    machine.lost([0], "a death", 179.0)
+    machine.on_children_lost([0], "a death", 179.0)
     assert machine.given_up
 
 
 def test_ended_child_is_not_made_again() -> None:
     machine = running(2, Strategy.ALL)
     machine.ended(0, 1)
-    machine.lost([1], "a death", 0.0)
+    machine.on_children_lost([1], "a death", 0.0)
     assert machine.phases == [Phase.ENDED, Phase.MAKING]
     machine.made(1, 2)
     machine.ended(1, 2)
@@ -104,7 +104,7 @@ def test_invariants_hold_for_any_order_of_events(
                     times.append(now)
             case "lost":
                 ran = machine.phases[child] is Phase.RUNNING and not machine.given_up
-                machine.lost([child], "a death", now)
+                machine.on_children_lost([child], "a death", now)
                 times += [now] if ran else []
             case "ended":
                 machine.ended(child, machine.generations[child])

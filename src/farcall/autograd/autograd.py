@@ -176,7 +176,7 @@ class Autograd:
             found = Context(context)
         with self._lock:
             known = self._contexts.enter(context, peer.incarnation, found)
-        if known is not None and peer.lost is not None:
+        if known is not None and peer.loss_cause is not None:
             self.on_peer_lost(peer)
         return 0 if known is None else context
 
@@ -233,7 +233,7 @@ class Autograd:
     def _living(self, id: int) -> int | None:
         """Return the incarnation of the living worker with this id, or None."""
         worker = self.agent.directory.of_key(id)
-        return None if worker is None or worker.lost is not None else worker.incarnation
+        return None if worker is None or worker.loss_cause is not None else worker.incarnation
 
     def close(self) -> None:
         self.replicas.close()

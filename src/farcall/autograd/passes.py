@@ -250,7 +250,7 @@ class Pass:
 
     def _ask_part(self, part: do.Part) -> None:
         receive, *used = part
-        if receive.peer.lost is not None:
+        if receive.peer.loss_cause is not None:
             self.fail(receive.peer.loss())
             return
         on_answer = partial(self._report, self._machine.prepared, part)

@@ -170,7 +170,7 @@ class Runner:
                 if frame is None:
                     return
                 peer = self.agent.directory.of_incarnation(link.peer.incarnation)
-                if peer is None or peer.lost is not None:
+                if peer is None or peer.loss_cause is not None:
                     return
                 if isinstance(frame.message, Gradients):
                     try:
@@ -197,7 +197,7 @@ class Runner:
         """Tell a worker which of these passes are known to have failed."""
         peer = self.agent.directory.of_incarnation(incarnation)
         for backward in passes:
-            if backward.is_announced and peer is not None and peer.lost is None:
+            if backward.is_announced and peer is not None and peer.loss_cause is None:
                 self._tell_of_failure(peer, context, backward)
 
     def _tell_of_failure(self, peer: Peer, context: int, backward: FailedPass) -> None:

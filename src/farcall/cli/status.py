@@ -111,7 +111,9 @@ def _versions(answer: AskResult) -> list[str]:
 def _paths(report: WorkerReport) -> str:
     """Return the kind of path to each other worker; to how many, if they are many."""
     kinds = {
-        one.name: one.path.partition(" ")[0] for one in report.members if one.path and not one.lost
+        one.name: one.path.partition(" ")[0]
+        for one in report.members
+        if one.path and not one.loss_cause
     }
     if len(kinds) <= MOST_NAMES:
         return " ".join(f"{name}={kind}" for name, kind in kinds.items())

@@ -183,7 +183,7 @@ def _others(reports: list[WorkerReport], asked: list[str]) -> list[MemberReport]
         member.incarnation: member
         for report in reports
         for member in report.members
-        if not member.lost and member.incarnation not in known
+        if not member.loss_cause and member.incarnation not in known
     }
     return [one for one in others.values() if not set(one.addresses) & set(asked)]
 

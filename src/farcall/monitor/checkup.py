@@ -92,7 +92,7 @@ def doctor(
         Pair(report.name, one)
         for report in answer.reports
         for one in report.members
-        if not one.lost
+        if not one.loss_cause
     ]
     unmeasured = ""
     if measure or (measure is None and not findings):

@@ -107,7 +107,7 @@ class _Workers(Collector):
         )
         for one in answer.reports:
             for member in one.members:
-                if not member.lost:
+                if not member.loss_cause:
                     received.add_metric([one.name, member.name], member.received)
         yield received
 
@@ -153,11 +153,11 @@ def _being_served(one: WorkerReport) -> Iterable[tuple[str, float]]:
 
 
 def _unsent(one: WorkerReport) -> Iterable[tuple[str, float]]:
-    return [(member.name, member.unsent) for member in one.members if not member.lost]
+    return [(member.name, member.unsent) for member in one.members if not member.loss_cause]
 
 
-def _lost(one: WorkerReport) -> Iterable[tuple[str, float]]:
-    return [(member.name, bool(member.lost)) for member in one.members]
+def _peer_lost(one: WorkerReport) -> Iterable[tuple[str, float]]:
+    return [(member.name, bool(member.loss_cause)) for member in one.members]
 
 
 _OF_PARTS: list[tuple[str, str, str, Callable[[WorkerReport], Iterable[tuple[str, float]]]]] = [
@@ -169,7 +169,7 @@ _OF_PARTS: list[tuple[str, str, str, Callable[[WorkerReport], Iterable[tuple[str
         _being_served,
     ),
     ("farcall_unsent_bytes", "Bytes that wait until a worker reads.", "peer", _unsent),
-    ("farcall_peer_lost", "Whether a worker is lost to this one.", "peer", _lost),
+    ("farcall_peer_lost", "Whether a worker is lost to this one.", "peer", _peer_lost),
     (
         "farcall_references",
         "Sizes of the tables of references.",

@@ -79,12 +79,13 @@ class Party(Protocol):
 
     Attributes:
         worker: with the incarnation that it has here, which never changes.
-        lost: why it is lost; None if it is not. The owner sets it, and says `note_lost` then.
+        loss_cause: why it is lost; None if it is not. The owner sets it, and calls
+            `on_peer_lost` then.
         left: its goodbye, if it has said one.
     """
 
     worker: Worker
-    lost: str | None
+    loss_cause: str | None
     left: str | None
 
 
@@ -154,7 +155,7 @@ class DirectoryMachine(Generic[P]):
     def known(self, to: object) -> P | None:
         """Return the worker of that name, id or info, if it is known here and not lost."""
         party = self._by_key.get(to) if type(to) in KEY_TYPES else None
-        return party if party is not None and party.lost is None else None
+        return party if party is not None and party.loss_cause is None else None
 
     def resolve(self, to: Key, *, asked: bool = False) -> Found[P]:
         """Return what a key stands for.
@@ -164,7 +165,7 @@ class DirectoryMachine(Generic[P]):
             asked: the store was asked for it, and what it said was added.
         """
         party = self._by_key.get(to)
-        if party is not None and party.lost is None:
+        if party is not None and party.loss_cause is None:
             return Found(Standing.KNOWN, party)
         if self.is_open and not asked:
             return Found(Standing.ASK, party)
@@ -179,7 +180,7 @@ class DirectoryMachine(Generic[P]):
         for other in reversed(self.parties()):
             if other is party:
                 return True
-            if other.lost is None and other.worker.name == party.worker.name:
+            if other.loss_cause is None and other.worker.name == party.worker.name:
                 return False  # it was learnt later
         return False
 
@@ -191,7 +192,7 @@ class DirectoryMachine(Generic[P]):
         """Return which meeting with a worker is the present one, or the next if it is lost."""
         now = self._met_again.get(incarnation, incarnation)
         party = self._by_incarnation.get(now)
-        return meeting_of(now) + (party is not None and party.lost is not None)
+        return meeting_of(now) + (party is not None and party.loss_cause is not None)
 
     def parties(self) -> list[P]:
         """Return every incarnation that was met and is not forgotten."""
@@ -204,7 +205,7 @@ class DirectoryMachine(Generic[P]):
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
         """Return what a handshake in a meeting means; `incarnation` is the original one."""
         party = self.newest(incarnation)
-        if party is not None and party.lost is not None and party.left is not None:
+        if party is not None and party.loss_cause is not None and party.left is not None:
             return Verdict.LEFT
         if meeting < self.meeting(incarnation):
             return Verdict.GIVEN_UP
@@ -261,8 +262,8 @@ class DirectoryMachine(Generic[P]):
             party.worker = worker
         for key in (worker.name, worker.id, worker.info):
             holder = self._by_key.get(key)
-            is_free = holder is None or holder.lost is not None
-            if holder is None or (party.lost is None and (takes_keys or is_free)):
+            is_free = holder is None or holder.loss_cause is not None
+            if holder is None or (party.loss_cause is None and (takes_keys or is_free)):
                 self._by_key[key] = party
         self._tell_of(worker.name)
         return party
@@ -270,7 +271,7 @@ class DirectoryMachine(Generic[P]):
     def _tell_of(self, name: str) -> None:
         """Put a change of a name into the news."""
         holder, before = self._by_key.get(name), self._present.get(name)
-        now = None if holder is None or holder.lost is not None else holder
+        now = None if holder is None or holder.loss_cause is not None else holder
         if now is before:
             return
         if before is not None:
@@ -304,7 +305,7 @@ class DirectoryMachine(Generic[P]):
         self._know(msgspec.structs.replace(old.worker, incarnation=again), takes_keys=False)
         return True
 
-    def note_lost(self, party: P, now: float) -> list[int]:
+    def on_peer_lost(self, party: P, now: float) -> list[int]:
         """Hear that a worker is lost. Its keys go to those that live and have them, too.
 
         Where workers come and go those that are gone would fill the memory, and anywhere records
@@ -335,7 +336,7 @@ class DirectoryMachine(Generic[P]):
             if self._by_key.get(key) is lost:
                 for other in self._by_incarnation.values():
                     worker = other.worker
-                    if other.lost is None and key in (worker.name, worker.id, worker.info):
+                    if other.loss_cause is None and key in (worker.name, worker.id, worker.info):
                         self._by_key[key] = other
 
     def _drop(self, old: P, now: float) -> None:

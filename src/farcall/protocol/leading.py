@@ -153,7 +153,7 @@ class Leading:
         if gone:
             owners = ", ".join(sorted({repr(self._children[child].owner) for child in gone}))
             why = f"{self._names_of(gone)} was lost with {owners}"
-            self._machine.lost(gone, why, self._around.now())
+            self._machine.on_children_lost(gone, why, self._around.now())
         self._go_on()
 
     def ended(self, child: int, edition: Edition) -> None:
@@ -227,7 +227,7 @@ class Leading:
         dropped = [one.child for one in missing if not one.was_killed]
         if dropped:
             why = f"another supervisor had {self._names_of(dropped)} ended"
-            self._machine.lost(dropped, why, self._around.now())
+            self._machine.on_children_lost(dropped, why, self._around.now())
         if missing:
             self._go_on()
 

@@ -122,8 +122,8 @@ class SupervisionMachine:
         self._restart({child}, why, now)
         return True
 
-    def lost(self, children: Collection[int], why: str, now: float) -> None:
-        """Hear of a death that has taken children with it. Only those that run count."""
+    def on_children_lost(self, children: Collection[int], why: str, now: float) -> None:
+        """Hear that a death has taken children with it. Only those that run count."""
         running = {child for child in children if self.phases[child] is Phase.RUNNING}
         if running and not self.given_up:
             self._restart(running, why, now)

@@ -176,10 +176,10 @@ class WorkerMachine(Generic[Call, Job]):
         """Return the instructions since the last call, in order."""
         to_do = self._to_do.take()
         if to_do and self.refs.losses:
-            return [one for one in to_do if not self._is_to_the_lost(one)]
+            return [one for one in to_do if not self._is_to_lost_peer(one)]
         return to_do
 
-    def _is_to_the_lost(self, instruction: Instruction) -> bool:
+    def _is_to_lost_peer(self, instruction: Instruction) -> bool:
         return isinstance(instruction, Send | Follow | Answer) and self.is_lost(instruction.to)
 
     def is_lost(self, peer: int) -> bool:

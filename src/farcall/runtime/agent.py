@@ -300,9 +300,9 @@ class Agent:
         if peer is None:
             return
         if not isinstance(event, Arrived):
-            self.losses.lose(peer, event.cause)
+            self.losses.declare_lost(peer, event.cause)
             return
-        if peer.lost is not None:
+        if peer.loss_cause is not None:
             return
         link, frame = event.link, event.frame
         message = frame.message

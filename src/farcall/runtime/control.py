@@ -53,7 +53,7 @@ class _Later:
 
     @property
     def is_over(self) -> bool:
-        return self._peer.lost is not None or self._status.is_closed
+        return self._peer.loss_cause is not None or self._status.is_closed
 
     def send(self) -> None:
         while not self.is_over:
@@ -103,7 +103,7 @@ class ControlMessages:
     def post(self, to: int, message: Message, call_id: int) -> None:
         """Send a message to an incarnation, by whichever link there is. Never raises, nor waits."""
         peer = self._directory.of_incarnation(to)
-        if peer is None or peer.lost is not None:
+        if peer is None or peer.loss_cause is not None:
             return
         if peer.worker is self._me:
             self._to_self(peer, message, call_id)
@@ -126,7 +126,7 @@ class ControlMessages:
 
     def report(self, peer: Peer, message: Message) -> None:
         """Post a message by the link that `send` takes."""
-        if peer.lost is None:
+        if peer.loss_cause is None:
             is_dialled = self._dials(peer)
             box = peer.outbox if is_dialled else peer.back_outbox
             find = self._dialled_link if is_dialled else self._any_link
@@ -148,7 +148,7 @@ class ControlMessages:
         Raises:
             CallError: the peer is gone, or takes nothing by the deadline.
         """
-        if peer.lost is not None:
+        if peer.loss_cause is not None:
             raise peer.loss()
         link = self._links.linked(peer) if self._dials(peer) else peer.back_link
         try:
@@ -181,14 +181,14 @@ class ControlMessages:
         request was not sent the callee need not hear, see CALL-4.
         """
         peer = self._directory.of_incarnation(to)
-        if peer is not None and peer.lost is None:
+        if peer is not None and peer.loss_cause is None:
             frame = Frame(message, call_id)
             self._send(peer.outbox, peer, frame, lambda _: self._links.linked(peer))
 
     def answer(self, to: int, message: Message, call_id: int, body: Buffer = b"") -> None:
         """Post a small answer to a call, by the link that requests come by."""
         peer = self._directory.of_incarnation(to)
-        if peer is None or peer.lost is not None:
+        if peer is None or peer.loss_cause is not None:
             return
         frame = Frame(message, call_id, body)
         box, link = peer.back_outbox, peer.back_link
@@ -211,7 +211,7 @@ class ControlMessages:
             deadline: `time.monotonic()` seconds, when to give up.
         """
         peer = self._directory.of_incarnation(incarnation)
-        while not (peer is None or peer.lost or peer.worker is self._me):
+        while not (peer is None or peer.loss_cause or peer.worker is self._me):
             if self._status.is_closed:
                 return
             try:
@@ -234,7 +234,7 @@ class ControlMessages:
             until: `time.monotonic()` seconds, how long to wait for that.
         """
         peer = self._directory.of_incarnation(incarnation)
-        if peer is None or peer.lost is not None:
+        if peer is None or peer.loss_cause is not None:
             return True
         return self._endpoint.answers(peer.worker, until)
 
@@ -242,4 +242,4 @@ class ControlMessages:
         """Declare a worker lost."""
         peer = self._directory.of_incarnation(incarnation)
         if peer is not None:
-            self._losses.lose(peer, cause)
+            self._losses.declare_lost(peer, cause)

@@ -147,7 +147,7 @@ class Teardown:
         for peer in self._directory.all():
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
-                peer.lost = peer.lost or str(error)
+                peer.loss_cause = peer.loss_cause or str(error)
             cancelled += peer.outgoing.take_all()
             self._outboxes.drop(peer.outbox)
             self._outboxes.drop(peer.back_outbox)
@@ -158,7 +158,7 @@ class Teardown:
                     link.send(Frame(Leaving(reason)), until)
         finally:
             # First everything that threads of ours may wait for, then the threads.
-            self._links.loopback.lose(str(error))
+            self._links.loopback.fail(str(error))
             for peer in self._directory.all():
                 self._endpoint.drop(peer.incarnation, str(error))
             self._completion.fail(cancelled, error)

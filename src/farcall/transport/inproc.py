@@ -63,18 +63,18 @@ class InprocLink(DispatchedLink):
         self.peer = peer
         self.description = description
         self.other: InprocLink
-        self.lost: str | None = None
+        self.loss_cause: str | None = None
         self.gate = Gate()  # of what the other end sends
 
     def set_reading(self, is_on: bool) -> None:
         self.gate.set_open(is_on)
-        if self.lost is not None:
+        if self.loss_cause is not None:
             self.gate.set_open(True)
 
     def send(self, frame: Frame, deadline: float) -> None:
         self.other.gate.pass_by(deadline)
-        if self.lost is not None:
-            raise LinkError(self.lost)
+        if self.loss_cause is not None:
+            raise LinkError(self.loss_cause)
         copies = [bytearray(buffer) for buffer in frame.buffers]
         self.other.home.receive(self.other, Frame(frame.message, frame.call_id, frame.body, copies))
 
@@ -113,7 +113,7 @@ class InprocEndpoint:
 
     def linked(self, worker: Worker) -> InprocLink | None:
         link = self._dialled.get(worker.incarnation)
-        return link if link is not None and link.lost is None else None
+        return link if link is not None and link.loss_cause is None else None
 
     def answers(self, worker: Worker, deadline: float) -> bool:
         return True
@@ -123,7 +123,7 @@ class InprocEndpoint:
 
     def connect(self, worker: Worker, deadline: float) -> InprocLink:
         link = self._dialled.get(worker.incarnation)
-        if link is not None and link.lost is None:
+        if link is not None and link.loss_cause is None:
             return link
         other = next(filter(None, map(self._network.find, worker.addresses)), None)
         if other is None:
@@ -144,7 +144,7 @@ class InprocEndpoint:
         they, me = _as_met(other.me, meeting), _as_met(self.me, meeting)
         with self._lock:
             known = self._dialled.get(they.incarnation)
-            if known is not None and known.lost is None:
+            if known is not None and known.loss_cause is None:
                 return known
             if self._closed:
                 raise LinkError("this worker has shut down")
@@ -162,17 +162,17 @@ class InprocEndpoint:
             if not closed:
                 self._links.append(link)
         if closed:
-            link.other.home.lose(link.other, "the peer has closed")
+            link.other.home.fail(link.other, "the peer has closed")
 
     def watch(self, link: InprocLink, call_id: int, waiter: Waiter[Frame]) -> None:
         with self._lock:
-            if link.lost is not None:
-                raise LinkError(link.lost)
+            if link.loss_cause is not None:
+                raise LinkError(link.loss_cause)
             link.waiters[call_id] = waiter
 
     def receive(self, link: InprocLink, frame: Frame) -> None:
         with self._lock:
-            if link.lost is not None:
+            if link.loss_cause is not None:
                 return
             waiter = None
             if KINDS[type(frame.message)] in OUTCOMES:
@@ -182,11 +182,11 @@ class InprocEndpoint:
                 return
         waiter.deliver(frame)
 
-    def lose(self, link: InprocLink, cause: str) -> None:
+    def fail(self, link: InprocLink, cause: str) -> None:
         with self._lock:
-            if link.lost is not None:
+            if link.loss_cause is not None:
                 return
-            link.lost = cause
+            link.loss_cause = cause
             link.gate.set_open(True)
             waiters = link.take_waiters()
             if link in self._links:
@@ -220,8 +220,8 @@ class InprocEndpoint:
 
     def drop(self, peer: int, cause: str) -> None:
         for link in [link for link in list(self._links) if link.peer.incarnation == peer]:
-            self.lose(link, cause)
-            link.other.home.lose(link.other, cause)
+            self.fail(link, cause)
+            link.other.home.fail(link.other, cause)
 
     def close(self) -> None:
         with self._lock:
@@ -230,8 +230,8 @@ class InprocEndpoint:
         self._events.put(None)
         self._network.remove(self._address)
         for link in links:
-            self.lose(link, "this worker has shut down")
-            link.other.home.lose(link.other, "the peer has closed its end")
+            self.fail(link, "this worker has shut down")
+            link.other.home.fail(link.other, "the peer has closed its end")
 
     def close_after_fork(self) -> None:
         self._closed = True

@@ -24,12 +24,12 @@ class LoopbackLink(DispatchedLink):
         self.peer = me
         self._post = post
         self._lock = threading.Lock()
-        self._lost: str | None = None
+        self._loss_cause: str | None = None
         self._gate = Gate()  # of requests: answers take the same way
 
     def set_reading(self, is_on: bool) -> None:
         self._gate.set_open(is_on)
-        if self._lost is not None:
+        if self._loss_cause is not None:
             self._gate.set_open(True)
 
     def send(self, frame: Frame, deadline: float) -> None:
@@ -38,8 +38,8 @@ class LoopbackLink(DispatchedLink):
         copies = [bytearray(buffer) for buffer in frame.buffers]
         copy = Frame(frame.message, frame.call_id, frame.body, copies)
         with self._lock:
-            if self._lost is not None:
-                raise LinkError(self._lost)
+            if self._loss_cause is not None:
+                raise LinkError(self._loss_cause)
             waiter = None
             if KINDS[type(frame.message)] in OUTCOMES:
                 waiter = self.waiters.pop(frame.call_id, None)
@@ -50,13 +50,13 @@ class LoopbackLink(DispatchedLink):
 
     def expect(self, call_id: int, waiter: Waiter[Frame]) -> None:
         with self._lock:
-            if self._lost is not None:
-                raise LinkError(self._lost)
+            if self._loss_cause is not None:
+                raise LinkError(self._loss_cause)
             self.waiters[call_id] = waiter
 
-    def lose(self, cause: str) -> None:
+    def fail(self, cause: str) -> None:
         with self._lock:
-            self._lost = cause
+            self._loss_cause = cause
             self._gate.set_open(True)
             waiters = self.take_waiters()
         for waiter in waiters:

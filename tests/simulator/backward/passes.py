@@ -30,7 +30,7 @@ class PassHome(Protocol):
     id: int
     machines: Machines
     world: World
-    lost: set[int]
+    lost_peers: set[int]
 
     @property
     def contexts(self) -> Contexts[Any]: ...
@@ -334,7 +334,7 @@ class SimulatedPass:
     def _send(self, receive: ReceivedNodes, credit: int, found: Mapping[Node, int]) -> None:
         """Send the gradients of a receive to where it came from."""
         peer = receive.sender
-        if peer in self._worker.lost:
+        if peer in self._worker.lost_peers:
             self.fail(f"lost {peer}")
         if self.error:
             return

@@ -214,7 +214,7 @@ class _BackwardSchedule(Schedule):
 
     def _forward(self, worker: Worker, context: int, hops: int) -> None:
         """Make a call inside the context, if the worker has it."""
-        others = [peer for peer in self._workers if peer not in worker.lost]
+        others = [peer for peer in self._workers if peer not in worker.lost_peers]
         peer = self._pick(others)
         if worker.give(context, peer) is not None:
             self.send(worker.id, peer, Forward(context, hops), 0)
@@ -261,14 +261,14 @@ class _BackwardSchedule(Schedule):
 
     def _will_notice(self, who: int, whom: int) -> None:
         worker = self._workers.get(who)
-        if worker is not None and whom not in worker.lost and (who, whom) not in self._notices:
+        if worker is not None and whom not in worker.lost_peers and (who, whom) not in self._notices:
             self._notices.append((who, whom))
 
     def _notice(self) -> bool:
         who, whom = self._pick(self._notices)
         self._notices.remove((who, whom))
         self._note(f"w{who} declares lost w{whom}")
-        self._workers[who].lose(whom)
+        self._workers[who].on_peer_lost(whom)
         return True
 
     def _over(self) -> list[int]:

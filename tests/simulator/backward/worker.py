@@ -36,7 +36,7 @@ class Worker:
         self.contexts: Contexts[Content] = machines.contexts(id, 0)
         self.machines = machines
         self.world = world
-        self.lost: set[int] = set()
+        self.lost_peers: set[int] = set()
         self._calls: dict[int, tuple[int, Callable[[Answered], None]]] = {}
         self._count = 0
 
@@ -44,14 +44,14 @@ class Worker:
 
     def send(self, peer: int, message: Any) -> None:
         """Send something that is not answered."""
-        if peer not in self.lost:
+        if peer not in self.lost_peers:
             self.world.send(self.id, peer, message, 0)
 
     def call(self, peer: int, message: Any, on_answer: Callable[[Answered], None]) -> None:
         """Send something that is answered, or fails."""
         self._count += 1
         self._calls[self._count] = (peer, on_answer)
-        if peer in self.lost:
+        if peer in self.lost_peers:
             self._fail_call(self._count)
         else:
             self.world.send(self.id, peer, message, self._count)
@@ -67,7 +67,7 @@ class Worker:
 
     def receive(self, peer: int, message: Any, call: int) -> None:
         """Act on a message that arrives."""
-        if peer in self.lost:
+        if peer in self.lost_peers:
             return
 
         match message:
@@ -152,7 +152,7 @@ class Worker:
         if peer == self.id:
             return
         known = self.contexts.enter(context, peer, content)
-        if known is not None and peer in self.lost:
+        if known is not None and peer in self.lost_peers:
             self._lose_part(peer)
 
     def end(self, context: int) -> None:
@@ -194,9 +194,9 @@ class Worker:
                     if backward.machine.is_announced:
                         self.send(peer, AboutPass(context, backward.options, abort))
 
-    def lose(self, peer: int) -> None:
+    def on_peer_lost(self, peer: int) -> None:
         """Declare a peer dead."""
-        self.lost.add(peer)
+        self.lost_peers.add(peer)
         for call in [call for call, (to, _) in self._calls.items() if to == peer]:
             if call in self._calls:
                 self._fail_call(call)
@@ -206,7 +206,7 @@ class Worker:
         """Lose a peer in contexts, and in their passes."""
 
         def living(id: int) -> int | None:
-            return None if id in self.lost else id
+            return None if id in self.lost_peers else id
 
         todo = self.contexts.on_peer_lost(peer, peer, is_replaced=False, living=living)
         for content in list(self.contexts):

@@ -29,7 +29,7 @@ class Meetings:
         oracle: judges.
         slowest: seconds that a message may take.
         note: takes down what happens.
-        on_lost: told of each worker that is lost to another.
+        on_peer_lost: told of each worker that is lost to another.
 
     Attributes:
         cuts: incarnations of two between whom nothing gets through, and until when.
@@ -43,7 +43,7 @@ class Meetings:
         oracle: DirectoryOracle,
         slowest: float,
         note: Callable[..., None],
-        on_lost: Callable[[Node, Record], None],
+        on_peer_lost: Callable[[Node, Record], None],
     ) -> None:
         self._nodes = nodes
         self._agenda = agenda
@@ -52,7 +52,7 @@ class Meetings:
         self._oracle = oracle
         self._slowest = slowest
         self._note = note
-        self._on_lost = on_lost
+        self._on_peer_lost = on_peer_lost
         self.cuts: dict[frozenset[int], float] = {}
 
     def _at(self, moment: float, node: Node, act: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class Meetings:
 
         def done(how: str) -> None:
             if how not in {"linked", "late"}:
-                self.lose(node, record, how)
+                self.declare_lost(node, record, how)
 
         self._dial(node, incarnation, deadline, done)
 
@@ -137,7 +137,7 @@ class Meetings:
         verdict, record = machine.verdict(incarnation, meeting), machine.newest(incarnation)
         if verdict is Verdict.ANEW:
             if record is not None:
-                self.lose(node, record, "it had given this worker up")
+                self.declare_lost(node, record, "it had given this worker up")
                 self._oracle.superseded(node, record, self._clock.now)
             if machine.meet_again(incarnation, meeting, self._clock.now):
                 self._note(node, "meets", other, "again; meeting", meeting)
@@ -174,7 +174,7 @@ class Meetings:
             return
         record = self._record(node, link)
         present = node.machine.meeting(link.other(node).incarnation)
-        if record is not None and record.lost is None and present != link.meeting:
+        if record is not None and record.loss_cause is None and present != link.meeting:
             self._oracle.violate("DIR-3", f"{node} hears in {link.meeting}, and it is {present}")
 
     def _record(self, node: Node, link: Link) -> Record | None:
@@ -199,15 +199,15 @@ class Meetings:
             self.tell_end(link.other(node), link)
             record = self._record(node, link)
             if record is not None:
-                self.lose(node, record, "the link ended")
+                self.declare_lost(node, record, "the link ended")
 
-    def lose(self, node: Node, record: Record, cause: str) -> None:
-        """Lose a peer as `Losses.lose` does."""
-        if record.lost is not None:
+    def declare_lost(self, node: Node, record: Record, cause: str) -> None:
+        """Lose a peer as `Losses.declare_lost` does."""
+        if record.loss_cause is not None:
             return
         other, meeting = self._nodes[record.begun], record.meeting
         self._note(node, "loses", other, "in meeting", f"{meeting}:", cause)
-        record.lost = cause
+        record.loss_cause = cause
         for link in [one for one in node.links if self._leads_to(one, node, record)]:
             node.links.remove(link)
             self.tell_end(link.other(node), link)
@@ -216,11 +216,11 @@ class Meetings:
 
         def note() -> None:
             node.unnoted -= 1
-            self.note_lost(node, record)
+            self.on_peer_lost(node, record)
             if record.left is None:
                 seconds = min(2.0 ** min(record.meeting, 9), LONGEST_SEARCH)
                 self._search(node, record, seconds)
-            self._on_lost(node, record)
+            self._on_peer_lost(node, record)
 
         if self._random.random() < 0.8:
             note()
@@ -230,9 +230,9 @@ class Meetings:
     def _leads_to(self, link: Link, node: Node, record: Record) -> bool:
         return link.peer(node).incarnation == record.worker.incarnation
 
-    def note_lost(self, node: Node, record: Record) -> None:
+    def on_peer_lost(self, node: Node, record: Record) -> None:
         before = node.machine.parties()
-        gone = node.machine.note_lost(record, self._clock.now)
+        gone = node.machine.on_peer_lost(record, self._clock.now)
         self._oracle.noted(node, record, before, gone, self._clock.now)
         self._oracle.check(node)
 

@@ -40,7 +40,7 @@ class DirectoryOracle:
         """Judge the tables of a worker, which may have changed just now."""
         ended, holder = self._ended[node], node.machine.holder
         for record in node.machine.parties():
-            if record.lost is not None:
+            if record.loss_cause is not None:
                 ended[record.begun] = max(ended.get(record.begun, -1), record.meeting)
                 continue
             if record.meeting <= ended.get(record.begun, -1):
@@ -48,7 +48,7 @@ class DirectoryOracle:
             if not node.unnoted:
                 for key in record.keys:
                     found = holder(key)
-                    if found is None or found.lost is not None:
+                    if found is None or found.loss_cause is not None:
                         self.violate("DIR-1", f"{node} has {key!r} for the lost, and one lives")
         self._read_news(node)
 
@@ -80,7 +80,7 @@ class DirectoryOracle:
         for old in before:
             if old not in after:
                 dropped[old.worker.incarnation] = now
-                if old.lost is None or lost.get(old, now) > limit:
+                if old.loss_cause is None or lost.get(old, now) > limit:
                     self.violate("DIR-6", f"{node} forgets {old.worker} too soon")
         lost.setdefault(record, now)
         self._check_gone(node, gone, now)
@@ -129,8 +129,8 @@ class DirectoryOracle:
             return
         for a, b in ((one, other), (other, one)):
             record = a.machine.newest(b.incarnation)
-            if record is None or record.lost is not None:
-                self.violate("DIR-2", f"to {a}, {b} is {record and record.lost}")
+            if record is None or record.loss_cause is not None:
+                self.violate("DIR-2", f"to {a}, {b} is {record and record.loss_cause}")
             elif a.machine.known(b.me.name) is not record:
                 self.violate("DIR-1", f"{a} does not find {b} by its name")
         if meetings[0] != meetings[1]:

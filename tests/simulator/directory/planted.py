@@ -54,14 +54,14 @@ class _KeepsNumbersOfUnknown(_Machine):
 class _RepeatsTheMeeting(_Machine):
     def meeting(self, incarnation: int) -> int:
         record = self.newest(incarnation)
-        return super().meeting(incarnation) - (record is not None and record.lost is not None)
+        return super().meeting(incarnation) - (record is not None and record.loss_cause is not None)
 
 
 class _RevivesTheLost(_RepeatsTheMeeting):
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
         record = self.newest(incarnation)
         if record is not None:
-            record.lost = None
+            record.loss_cause = None
         return super().verdict(incarnation, meeting)
 
 
@@ -74,7 +74,7 @@ class _WelcomesAnyLaterMeeting(_Machine):
 class _NeverTakesBack(_Machine):
     def verdict(self, incarnation: int, meeting: int) -> Verdict:
         record = self.newest(incarnation)
-        is_lost = record is not None and record.lost is not None
+        is_lost = record is not None and record.loss_cause is not None
         return Verdict.GIVEN_UP if is_lost else super().verdict(incarnation, meeting)
 
 
@@ -90,9 +90,9 @@ class _ForgetsTheNumber(_Machine):
 
 
 class _KeepsNumbers(_Machine):
-    def note_lost(self, party: Record, now: float) -> list[int]:
+    def on_peer_lost(self, party: Record, now: float) -> list[int]:
         numbers = dict(self._met_again)
-        gone = super().note_lost(party, now)
+        gone = super().on_peer_lost(party, now)
         self._met_again = numbers | self._met_again
         return gone
 
@@ -103,9 +103,9 @@ class _ForgetsNobody(_Machine):
 
 
 class _ForgetsAtOnceEverywhere(_Machine):
-    def note_lost(self, party: Record, now: float) -> list[int]:
+    def on_peer_lost(self, party: Record, now: float) -> list[int]:
         before = set(self._by_incarnation)
-        return super().note_lost(party, now) + list(before - set(self._by_incarnation))
+        return super().on_peer_lost(party, now) + list(before - set(self._by_incarnation))
 
 
 class _KeepsEarlierMeetings(_Machine):

@@ -152,15 +152,15 @@ class _DirectorySchedule(Schedule):
             record = node.machine.newest(peer.incarnation)
             assert record is not None
             self._oracle.superseded(node, record, 0.0)
-            record.lost = "long ago"
-            self._meetings.note_lost(node, record)
+            record.loss_cause = "long ago"
+            self._meetings.on_peer_lost(node, record)
             node.machine.meet_again(peer.incarnation, meeting, 0.0)
 
     def _begin_with_a_loss(self) -> None:
         """Let one worker lose another, which may know nothing of it."""
         one, other, *_ = self._nodes.values()
         record = one.machine.add(other.me)
-        self._at(0.0, one, partial(self._meetings.lose, one, record, "long ago"))
+        self._at(0.0, one, partial(self._meetings.declare_lost, one, record, "long ago"))
 
     def _play(self) -> None:
         self._note("the group is", "open;" if self._is_open else "fixed;", *self._nodes.values())
@@ -213,11 +213,11 @@ class _DirectorySchedule(Schedule):
         if not answer.asked:
             record = self._ask_members(node, key)
         self._oracle.check(node)
-        if record is None or record.lost is not None:
+        if record is None or record.loss_cause is not None:
             found = node.machine.resolve(key, asked=True)
             self._oracle.resolved(node, found, asked=True)
             record = found.party
-        if record is not None and record.lost is None:
+        if record is not None and record.loss_cause is None:
             self._meetings.use(node, record, deadline)
 
     def _ask_members(self, node: Node, key: Key) -> Record | None:
@@ -225,7 +225,7 @@ class _DirectorySchedule(Schedule):
         for link in node.links:
             other = link.other(node)
             known = other.machine.known(key) if other.alive else None
-            if known is not None and known.lost is None and self._random.random() < 0.5:
+            if known is not None and known.loss_cause is None and self._random.random() < 0.5:
                 incarnation = original(known.worker.incarnation)
                 self._note(other, "tells", node, "of", known.worker)
                 return node.machine.told(

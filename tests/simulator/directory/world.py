@@ -89,7 +89,7 @@ class Record:
     """
 
     worker: Worker
-    lost: str | None = None
+    loss_cause: str | None = None
     left: str | None = None
 
     def __post_init__(self) -> None:

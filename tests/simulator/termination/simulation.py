@@ -200,9 +200,9 @@ class _TerminationSchedule(Schedule):
                 detector.on_dismiss(sender)
                 self._look_for_end(member)
             case Loss():
-                self._lose(member, sender)
+                self._on_peer_lost(member, sender)
 
-    def _lose(self, member: Member, gone: int) -> None:
+    def _on_peer_lost(self, member: Member, gone: int) -> None:
         member.gone.add(gone)
         ended = [number for number, (callee, _) in member.own.items() if callee == gone]
         for number in ended:
@@ -256,7 +256,7 @@ class _TerminationSchedule(Schedule):
             self._note(member, "gives up", other)
             other.given_up = True
             self._send(member, number, Loss())
-            self._lose(member, number)
+            self._on_peer_lost(member, number)
 
     # What befalls them.
 

@@ -105,7 +105,7 @@ class _WaitingAnswer:
 
     @property
     def is_over(self) -> bool:
-        return self._job.peer.lost is not None or time.monotonic() > self._job.deadline
+        return self._job.peer.loss_cause is not None or time.monotonic() > self._job.deadline
 
     def send(self) -> None:
         is_sent = False

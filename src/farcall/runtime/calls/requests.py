@@ -100,7 +100,7 @@ class Requests:
             self._coordinator.begin(pending)
             call_id = pending.call_id = peer.outgoing.begin(pending)
             # After that: a peer that is lost from now on finds the call there, and fails it.
-            if peer.lost is not None and peer.outgoing.outcome(call_id) is not None:
+            if peer.loss_cause is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
             extras = _come_from(job, pending, concurrency) if job or concurrency else None
             if limit is not None:

@@ -338,7 +338,7 @@ class ServerCall(Answering, eq=False):
     def _end_wait(self) -> None:
         """End a wait of the function, unless it ends by itself when the caller's time is over."""
         stop = self.stop
-        ends_by_itself = self.deadline != math.inf and self.peer.lost is None
+        ends_by_itself = self.deadline != math.inf and self.peer.loss_cause is None
         if stop is not None and (self.is_unwanted or not ends_by_itself):
             stop()
 

@@ -44,7 +44,7 @@ def look_at(agent: Agent, peer: Peer) -> MemberReport:
         len(peer.outgoing),
         peer.outbox.waiting_bytes + peer.back_outbox.waiting_bytes,
         peer.admission.reads,
-        peer.lost or "",
+        peer.loss_cause or "",
         drawback="" if link is None else drawback(link, means, agent.me, worker),
         protection="" if link is None else protection(link, means),
         losses=meeting_of(worker.incarnation),

@@ -104,7 +104,7 @@ class MemberReport(msgspec.Struct, frozen=True):
         in_flight: calls made to it that have no outcome.
         unsent: bytes that wait until it reads.
         is_read: whether this worker reads its requests; it does not while too many are queued.
-        lost: why it is lost, or "".
+        loss_cause: why it is lost, or "".
         drawback: why calls take no better path, or "" if there is none.
         protection: of the bytes sent there: "encrypted", "authenticated" or "none"; "local" if they
             don't leave the host, and no other user can reach them; "" if there were no calls.
@@ -126,7 +126,7 @@ class MemberReport(msgspec.Struct, frozen=True):
     in_flight: int
     unsent: int
     is_read: bool
-    lost: str
+    loss_cause: str
     drawback: str = ""
     protection: str = ""
     losses: int = 0
@@ -137,8 +137,8 @@ class MemberReport(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         place = f"{self.name} (id {self.id}, pid {self.pid} on {self.host})"
-        if self.lost:
-            return f"{place} is lost: {self.lost}"
+        if self.loss_cause:
+            return f"{place} is lost: {self.loss_cause}"
         said = [f"{place}: {self.path or 'there is no link'}"]
         said += [PROTECTIONS[self.protection]] if self.protection else []
         lines = [", ".join(said)]

@@ -101,10 +101,10 @@ class Directory:
         with self._changing():
             return self._machine.meet_again(incarnation, meeting, now)
 
-    def note_lost(self, peer: Peer, now: float) -> list[int]:
+    def on_peer_lost(self, peer: Peer, now: float) -> list[int]:
         """Hear that a peer is lost; return the incarnations that are to be forgotten everywhere."""
         with self._changing():
-            return self._machine.note_lost(peer, now)
+            return self._machine.on_peer_lost(peer, now)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Directory:
                 worker = self._ask(to.name if isinstance(to, WorkerInfo) else to, deadline)
             except NotAsked as error:
                 doubt = f"; the store at which workers meet could not be asked: {error}"
-            if worker is not None and worker.lost is None:
+            if worker is not None and worker.loss_cause is None:
                 return worker
             found = self._machine.resolve(to, asked=True)  # the worker may have dialled us
         if found.party is None:
@@ -215,7 +215,7 @@ class Directory:
 
     def live(self) -> list[Peer]:
         """Return the peers that are not lost, by id; this worker is among them."""
-        live = [peer for peer in self.all() if peer.lost is None]
+        live = [peer for peer in self.all() if peer.loss_cause is None]
         return sorted(live, key=lambda peer: peer.worker.id)
 
     def all(self) -> list[Peer]:

@@ -137,7 +137,7 @@ class Gatherings:
 
     def _lives(self, ident: Ident) -> bool:
         peers = [self._directory.newest(number) for _, number in ident.members]
-        return all(peer is not None and peer.lost is None for peer in peers)
+        return all(peer is not None and peer.loss_cause is None for peer in peers)
 
     # The leader.
 
@@ -184,7 +184,7 @@ class Gatherings:
 
     def _watch(self) -> None:
         """Wait until gatherings are complete, late, or lack a worker that is gone."""
-        with self._losses.hearing(self._on_lost):
+        with self._losses.subscribed(self._on_peer_lost):
             while True:
                 with self._changed:
                     gatherings = [(ident, dict(come)) for ident, come in self._open.items()]
@@ -199,7 +199,7 @@ class Gatherings:
                         end = min(_deadline(come) for come in self._open.values())
                         self._changed.wait(min(LOOK_SECONDS, max(0.0, end - time.monotonic())))
 
-    def _on_lost(self, error: PeerLost) -> None:
+    def _on_peer_lost(self, error: PeerLost) -> None:
         self._ring()
 
     def _ring(self) -> None:
@@ -219,7 +219,7 @@ class Gatherings:
         peers = []
         for name, number in ident.members:
             peer = self._directory.newest(number)
-            if peer is None or peer.lost is not None:
+            if peer is None or peer.loss_cause is not None:
                 cause = "it is not known here any more" if peer is None else peer.loss().cause
                 error = PeerLost(name, f"{_what(ident)}: {cause}")
                 self._fail(ident, error if peer is None else peer.describe(error))

@@ -115,7 +115,7 @@ class Losses:
         self._endpoint = endpoint
         self._directory = directory
         self._lock = threading.Lock()  # around changes of what follows
-        self._hearers: tuple[Callable[[PeerLost], None], ...] = ()
+        self._subscribers: tuple[Callable[[PeerLost], None], ...] = ()
         self._search = Search(status.me.name, self._reach)
         self.obituary = lambda _: None
 
@@ -136,58 +136,60 @@ class Losses:
         self._discard = discard
 
     @contextlib.contextmanager
-    def hearing(self, tell: Callable[[PeerLost], None]) -> Iterator[None]:
-        """Call `tell`, in any thread, when a worker is lost while the block runs.
+    def subscribed(self, on_peer_lost: Callable[[PeerLost], None]) -> Iterator[None]:
+        """Call `on_peer_lost`, in any thread, when a worker is lost while the block runs.
 
         A death is noticed sooner or later where there is a link, see `ControlMessages.watch`.
         """
         with self._lock:
-            self._hearers += (tell,)
+            self._subscribers += (on_peer_lost,)
         try:
             yield
         finally:
             with self._lock:
-                self._hearers = tuple(one for one in self._hearers if one is not tell)
+                self._subscribers = tuple(
+                    one for one in self._subscribers if one is not on_peer_lost
+                )
 
     def unreachable(self, peer: Peer, error: LinkError) -> None:
         """Declare an incarnation gone, since there is no link to it."""
         peer.refused = isinstance(error, AuthenticationFailed | Unwanted)
         if isinstance(error, Unwanted) and str(error).endswith(SHUTTING_DOWN):
             peer.left = "it has shut down"
-        self.lose(peer, str(error))
+        self.declare_lost(peer, str(error))
 
-    def lose(self, peer: Peer, cause: str) -> None:
-        """Declare an incarnation gone for good, and end everything that waits for it."""
-        if peer.lost is None:
+    def declare_lost(self, peer: Peer, cause: str) -> None:
+        """Declare an incarnation lost for good, and end everything that waits for it."""
+        if peer.loss_cause is None:
             # Else threads that wait for what Ctrl-C left undone would wait forever.
-            uninterrupted(lambda: self._lose(peer, cause), f"farcall-loss-{self._me.name}")
+            uninterrupted(lambda: self._declare_lost(peer, cause), f"farcall-loss-{self._me.name}")
 
     @records_later()
-    def _lose(self, peer: Peer, cause: str) -> None:
+    def _declare_lost(self, peer: Peer, cause: str) -> None:
         if peer.left is None and not self._status.is_closed:
             words = self.obituary(peer.name)
             cause = f"{cause}; its process ended: {words}" if words else cause
         with peer.lock:
-            if peer.lost is not None or peer.worker is self._me:
+            if peer.loss_cause is not None or peer.worker is self._me:
                 return
             peer.note_loss(cause)
             peer.back_link = None
         calls, served = self._end_calls(peer, cause)
         loss = Loss(peer, cause, peer.loss(), calls, served)
         own: list[Party] = [self._log, self._discard_long_lost, self._look_for]
-        hearers: list[Party] = [partial(self._tell, tell) for tell in self._hearers]
-        for party in [*self._parties, *own, *hearers]:
+        subscribers: list[Party] = [partial(self._tell, one) for one in self._subscribers]
+        for party in [*self._parties, *own, *subscribers]:
             try:
                 party(loss)
             except Exception:  # the others wait, too
                 logger.exception("%s: an internal error after a loss", self._me.name)
 
     @staticmethod
-    def _tell(hearer: Callable[[PeerLost], None], loss: Loss) -> None:
-        hearer(loss.error)
+    def _tell(on_peer_lost: Callable[[PeerLost], None], loss: Loss) -> None:
+        on_peer_lost(loss.error)
 
     def _discard_long_lost(self, loss: Loss) -> None:
-        self._discard(self._directory.note_lost(loss.peer, time.monotonic()))
+        self._discard(self._directory.on_peer_lost(loss.peer, time.monotonic()))
 
     def _log(self, loss: Loss) -> None:
         peer, cause = loss.peer, loss.cause
@@ -233,7 +235,7 @@ class Losses:
             return f"{name!r} was lost too often"
         if verdict is Verdict.ANEW:
             if peer is not None:
-                self.lose(peer, "it had given this worker up")
+                self.declare_lost(peer, "it had given this worker up")
             if directory.meet_again(incarnation, meeting, time.monotonic()):
                 logger.warning(
                     "%s: worker %r, which was lost, is here again; both begin anew",

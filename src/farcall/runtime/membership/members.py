@@ -158,7 +158,7 @@ class Members:
         if worker is None or not self._is_answer(key, worker):
             questions.answer(peer.incarnation, None)
         else:
-            is_gone = self._directory.told(worker).lost is not None
+            is_gone = self._directory.told(worker).loss_cause is not None
             questions.answer(peer.incarnation, None if is_gone else worker)
 
     @staticmethod

@@ -120,7 +120,7 @@ class Peer:
         self.lock = threading.Lock()
         self.outgoing = calls.outgoing
         self.incoming = calls.incoming
-        self.lost: str | None = None
+        self.loss_cause: str | None = None
         self.refused = False  # it was lost since one of the two did not want the other
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
@@ -138,7 +138,7 @@ class Peer:
         """Take down that the peer is lost, and which calls that ends. With the lock held."""
         # Before the peer counts as lost: the error of a thread that sees that names these calls.
         self._in_flight = [call.name for call in self.outgoing.records()]
-        self.lost = cause
+        self.loss_cause = cause
 
     def loss(self) -> PeerLost:
         """Return a new error that says how this peer was lost."""
@@ -149,7 +149,7 @@ class Peer:
         return self.describe(OwnerDied(self.name, self._cause()))
 
     def _cause(self) -> str:
-        return self.left or self.lost or "its connection ended"
+        return self.left or self.loss_cause or "its connection ended"
 
     def describe(self, error: L) -> L:
         """Add to an error the facts about this peer and the calls to it."""

@@ -100,7 +100,7 @@ class RollCall:
             try:
                 if self._endpoint.is_gone(peer.worker, deadline):
                     self.note_goodbye(peer)
-                    self._losses.lose(peer, "it is not at its addresses any more")
+                    self._losses.declare_lost(peer, "it is not at its addresses any more")
             finally:
                 open_questions.release()
 

@@ -66,7 +66,7 @@ def _event_of(news: News[Peer]) -> MemberEvent:
     if peer.left is not None:
         return MemberEvent("left", member, peer.left)
     kind: Kind = "refused" if peer.refused else "lost"
-    return MemberEvent(kind, member, peer.lost or "another worker has its name now")
+    return MemberEvent(kind, member, peer.loss_cause or "another worker has its name now")
 
 
 class Listener:
@@ -219,7 +219,7 @@ class Roster:
 
     def _of(self, role: str | None) -> list[Peer]:
         with self._changed:
-            here = [p for p in self._here if p.lost is None and role in (None, p.worker.role)]
+            here = [p for p in self._here if p.loss_cause is None and role in (None, p.worker.role)]
         return sorted(here, key=lambda peer: (peer.worker.id, peer.worker.name))
 
     def wait_for(

@@ -35,7 +35,7 @@ class _GlooOperation:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _link_error(error) from error
 
 
 class GlooGroup:
@@ -74,14 +74,14 @@ class GlooGroup:
         try:
             return _GlooOperation(self._gloo.send([tensor], to, tag), tensor)
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _link_error(error) from error
 
     def receive(self, source: int, tag: int, memory: Buffer) -> _GlooOperation:
         tensor = tensor_over(memory)
         try:
             return _GlooOperation(self._gloo.recv([tensor], source, tag), tensor)
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _link_error(error) from error
 
     def close(self) -> None:
         # gloo's own function for this, `abort`, ends no wait. A wait that takes too long ends all,
@@ -111,7 +111,7 @@ def tensor_over(memory: Buffer) -> torch.Tensor:
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
 
 
-def _lost(error: RuntimeError) -> LinkError:
+def _link_error(error: RuntimeError) -> LinkError:
     """Return the error without the place in gloo's source, and without gloo's advice."""
     text = str(error).rpartition("] ")[2] if "] " in str(error) else str(error)
     return LinkError(f"the process group's connection is closed: {text.strip()[:200]}")

@@ -47,7 +47,7 @@ class _NcclOperation:
         try:
             self._done.synchronize()
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _link_error(error) from error
         self._channel.check()
 
 
@@ -93,7 +93,7 @@ class _NcclChannel:
             with torch.cuda.device(self._device), torch.cuda.stream(self._cuda_stream):
                 yield
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _link_error(error) from error
 
     def _started(self, work: Any, memory: torch.Tensor) -> _NcclOperation:
         work.wait()  # it is our CUDA stream that waits
@@ -151,7 +151,7 @@ class NcclChannels:
                 try:
                     channel = _NcclChannel(store, rank, self._device)
                 except RuntimeError as error:
-                    raise _lost(error) from error
+                    raise _link_error(error) from error
                 self._channels[sender, receiver] = channel
             return channel
 
@@ -185,7 +185,7 @@ def _errors_left_to_us() -> Iterator[None]:
                 os.environ[_ERROR_HANDLING] = before
 
 
-def _lost(error: RuntimeError) -> LinkError:
+def _link_error(error: RuntimeError) -> LinkError:
     return LinkError(f"nccl failed: {str(error).strip()[:300]}")
 
 

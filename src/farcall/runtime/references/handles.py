@@ -299,7 +299,7 @@ class References:
         if self._status.is_closed:
             return "shut down"
         owner = self._directory.of_incarnation(handle.owner)
-        if owner is not None and owner.lost is not None:
+        if owner is not None and owner.loss_cause is not None:
             return "owner lost"
         error = self._creation_errors.get(handle.ref)
         if error is not None:
@@ -312,7 +312,7 @@ class References:
     def check_usable(self, handle: RefHandle) -> None:
         """Raises what makes the reference unusable: its owner died, or its creation failed."""
         owner = self._directory.of_incarnation(handle.owner)
-        if owner is not None and owner.lost is not None and not self._status.is_closed:
+        if owner is not None and owner.loss_cause is not None and not self._status.is_closed:
             # A thread that heard of its loss by a call may be here before the machine knows.
             raise owner.owner_died()
         if not self._creation_errors:

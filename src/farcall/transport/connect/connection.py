@@ -23,11 +23,11 @@ class KeptLink(Protocol):
         """The path of the link, for people."""
 
     @property
-    def lost(self) -> str | None:
+    def loss_cause(self) -> str | None:
         """The reason why the link ended, or None while it has not."""
 
-    def lose(self, cause: str) -> None:
-        """End the link."""
+    def fail(self, cause: str) -> None:
+        """End the link for this cause."""
 
     def start(self) -> None:
         """Start to receive. Called once, when the link is in the tables."""

@@ -116,7 +116,7 @@ class Connections(Generic[L]):
         self._strangers = StrangerLog(logger, me.name)
         self._versions = Versions(me.name)
         self._hosts: HostWatch[L] = HostWatch(
-            me.name, listening.dead_host_timeout, lambda link, cause: link.lose(cause)
+            me.name, listening.dead_host_timeout, lambda link, cause: link.fail(cause)
         )
         self._acceptor = Acceptor(
             me.name,
@@ -153,12 +153,12 @@ class Connections(Generic[L]):
     def linked(self, worker: Worker) -> L | None:
         """See `base.Endpoint`."""
         link = self._dialled.get(worker.incarnation)
-        return link if link is not None and link.lost is None else None
+        return link if link is not None and link.loss_cause is None else None
 
     def connect(self, worker: Worker, deadline: float) -> L:
         """See `base.Endpoint`."""
         link = self._dialled.get(worker.incarnation)
-        if link is not None and link.lost is None:
+        if link is not None and link.loss_cause is None:
             return link
         # Uninterrupted, since the peer has a link as soon as it has answered.
         return uninterrupted(
@@ -170,7 +170,7 @@ class Connections(Generic[L]):
         incarnation = worker.incarnation
         with self._lock:
             link = self._dialled.get(incarnation)
-            if link is not None and link.lost is None:
+            if link is not None and link.loss_cause is None:
                 return link
             dialler = self._diallers.get(incarnation)
             if dialler is None or (dialler.is_idle and dialler.urls != worker.addresses):
@@ -323,7 +323,7 @@ class Connections(Generic[L]):
         sock = socket.socket(target.family, socket.SOCK_STREAM)
         keep_from_children(sock)
         with self._lock:
-            if self._closed or link.lost is not None:
+            if self._closed or link.loss_cause is not None:
                 sock.close()
                 return
             self._shaking.add(sock)
@@ -348,7 +348,7 @@ class Connections(Generic[L]):
         connection = self._hosts.note(sock)
         self._join(link, sock, keys)
         self._hosts.watch(link, connection)
-        if link.lost is not None:  # and `removed` may have been called already
+        if link.loss_cause is not None:  # and `removed` may have been called already
             self._hosts.unwatch(link)
 
     # Links.
@@ -405,7 +405,7 @@ class Connections(Generic[L]):
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
         if was_kept:
-            why = link.lost or "this worker has shut down"
+            why = link.loss_cause or "this worker has shut down"
             said = "%s: lost the link to %r, %s: %s"
             logger.debug(said, self.me.name, link.peer.name, link.description, why)
 

@@ -65,12 +65,12 @@ def target_of(sock: socket.socket, url: str, me: Identity, peer: Identity) -> St
     return StreamTarget(sock.family, address, url, peer.name, peer.incarnation, me.link, streams)
 
 
-class _Lost(Protocol):
+class _HasLossCause(Protocol):
     @property
-    def lost(self) -> str | None: ...
+    def loss_cause(self) -> str | None: ...
 
 
-L = TypeVar("L", bound=_Lost)
+L = TypeVar("L", bound=_HasLossCause)
 
 
 class _Expected(NamedTuple, Generic[L]):
@@ -125,7 +125,7 @@ class StreamRegistry(Generic[L]):
         with self._lock:
             self._names[link] = name
             self._expected[name].link.set_result(link)
-        if link.lost is not None:  # and `discard` may have been called already
+        if link.loss_cause is not None:  # and `discard` may have been called already
             self.discard(link)
 
     def failed(self, name: bytes) -> None:

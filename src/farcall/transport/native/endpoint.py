@@ -133,7 +133,7 @@ class NativeEndpoint:
 
     def _give_up(self, link: NativeLink) -> None:
         self._links.pop(link.id, None)  # `close` may have been first
-        link.lose("this worker has shut down")
+        link.fail("this worker has shut down")
 
     def _open_core(self, connection: Connection, zero_copy: bool) -> _native.Link:
         unix = addresses.is_unix(connection.sock)
@@ -182,11 +182,11 @@ class NativeEndpoint:
     # Ending.
 
     def links(self) -> list[Link]:
-        return [link for link in self._connections.links() if link.lost is None]
+        return [link for link in self._connections.links() if link.loss_cause is None]
 
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
-            link.lose(cause)
+            link.fail(cause)
         self._connections.on_peer_lost(peer)
 
     def close(self) -> None:

@@ -48,9 +48,9 @@ class NativeLink:
         return self._core.id
 
     @property
-    def lost(self) -> str | None:
+    def loss_cause(self) -> str | None:
         """The reason why it ended, or None."""
-        return self._core.cause() if self._core.is_lost else None
+        return self._core.loss_cause if self._core.is_lost else None
 
     def start(self) -> None:
         """Let the endpoint read."""
@@ -124,12 +124,12 @@ class NativeLink:
         try:
             return Frame(decode_message(kind, meta), call_id, body, buffers)
         except BadFrame as error:
-            self.lose(str(error))
+            self.fail(str(error))
             return None
 
-    def lose(self, cause: str) -> None:
-        """End the link: wake everyone who waits on it, and report it once."""
-        self._core.lose(cause)
+    def fail(self, cause: str) -> None:
+        """End the link for this cause: all that wait on it fail, and it is reported once."""
+        self._core.fail(cause)
 
     def close_after_fork(self) -> None:
         """Close a forked child's copy, without a word to the peer."""
@@ -140,7 +140,7 @@ class NativeLink:
             meta = encode_message(frame.message)
             check_size(frame.message, len(meta), len(frame.body), frame.buffers)
         if status == _native.LOST:
-            return LinkError(self.lost or "the connection broke")
+            return LinkError(self.loss_cause or "the connection broke")
         return NotSent() if status == _native.NOT_SENT else TimeoutError()
 
 

@@ -135,7 +135,7 @@ class Channel:
         inline: Sequence[Buffer] = (),
         payload: Sequence[Buffer] = (),
         deadline: float | None = None,
-        lost: Callable[[], str | None] = lambda: None,
+        loss_cause: Callable[[], str | None] = lambda: None,
         buffers: Sequence[Buffer] = (),
     ) -> None:
         """Send an envelope and what follows it.
@@ -143,7 +143,7 @@ class Channel:
         Args:
             buffers: those of them that are on a device are announced and sent before.
             deadline: None: don't wait at all.
-            lost: why the link is lost, if it is; see `link_is_lost`.
+            loss_cause: why the link is lost, if it is; see `on_link_lost`.
 
         Raises:
             NotSent: there was no room for it until the deadline.
@@ -161,27 +161,29 @@ class Channel:
         job = _Job([bytearray().join((envelope, *inline)), *payload], size, on_device)
         with self._has_room:
             if deadline is not None and not self._wait_until(
-                lambda: self._unsent <= WINDOW, deadline, lost
+                lambda: self._unsent <= WINDOW, deadline, loss_cause
             ):
                 raise NotSent
-            cause = self.cut or lost() or ("the connection is closed" if self._said_bye else None)
+            cause = (
+                self.cut or loss_cause() or ("the connection is closed" if self._said_bye else None)
+            )
             if cause is not None:
                 raise LinkError(cause)
             if deadline is not None:
                 self._wait_for_writer(deadline)
             self._add(job)
             if (payload or on_device) and deadline is not None:
-                if not self._wait_until(lambda: job.is_done, deadline, lost):
+                if not self._wait_until(lambda: job.is_done, deadline, loss_cause):
                     raise TimeoutError
                 if job.failure:
                     raise LinkError(job.failure)
 
     def _wait_until(
-        self, is_so: Callable[[], bool], deadline: float, lost: Callable[[], str | None]
+        self, is_so: Callable[[], bool], deadline: float, loss_cause: Callable[[], str | None]
     ) -> bool:
         """Return whether it was so before the deadline. `_has_room` held."""
         while not is_so():
-            cause = self.cut or lost()
+            cause = self.cut or loss_cause()
             if cause is not None:
                 raise LinkError(cause)
             left = MAX_WAIT if deadline == math.inf else deadline - time.monotonic()
@@ -200,7 +202,7 @@ class Channel:
             self._has_room.wait(min(left, RETRY_SECONDS))
             self._use()
 
-    def link_is_lost(self) -> None:
+    def on_link_lost(self) -> None:
         """Have those who send on it look again."""
         with self._has_room:
             self._has_room.notify_all()

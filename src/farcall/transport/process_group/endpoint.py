@@ -120,16 +120,16 @@ class ProcessGroupEndpoint:
 
     def linked(self, worker: Worker) -> GroupLink | None:
         link = self._dialled.get(worker.incarnation)
-        return link if link is not None and link.lost is None else None
+        return link if link is not None and link.loss_cause is None else None
 
     def connect(self, worker: Worker, deadline: float) -> GroupLink:
         link = self._dialled.get(worker.incarnation)
-        if link is not None and link.lost is None:
+        if link is not None and link.loss_cause is None:
             return link
         channel = self._channel_to(worker)
         with self._lock:
             link = self._dialled.get(worker.incarnation)
-            if link is not None and link.lost is None:
+            if link is not None and link.loss_cause is None:
                 return link
             if self._closed:
                 raise LinkError("this worker has shut down")
@@ -176,8 +176,8 @@ class ProcessGroupEndpoint:
     def _watch(self, link: GroupLink, call_id: int, waiter: Waiter[Frame]) -> None:
         """Note, for a link, that a thread waits for the outcome of a call."""
         with self._lock:
-            if link.lost is not None:
-                raise LinkError(link.lost)
+            if link.loss_cause is not None:
+                raise LinkError(link.loss_cause)
             link.waiters[call_id] = waiter
         if self._held_up:
             self._open_gate()
@@ -200,7 +200,7 @@ class ProcessGroupEndpoint:
         elif envelope.kind is EnvelopeKind.END:
             link = self._links.get(key)
             if link is not None:
-                self._lose(link, "the peer closed the connection", tell=False)
+                self._fail(link, "the peer closed the connection", tell=False)
         else:
             self._on_answer(channel, envelope)
 
@@ -258,7 +258,7 @@ class ProcessGroupEndpoint:
         except BadFrame as error:
             link = self._links.get(key)
             if link is not None:
-                self._lose(link, str(error))
+                self._fail(link, str(error))
             if envelope.follows:
                 raise  # where the next frame begins is not known
             return
@@ -288,7 +288,7 @@ class ProcessGroupEndpoint:
         if not links and not self._closed:
             logger.debug("%s: no way to rank %d any more: %s", self.me.name, channel.rank, cause)
         for link in links:
-            self._lose(link, cause, tell=False)
+            self._fail(link, cause, tell=False)
 
     # Holding up.
 
@@ -362,13 +362,13 @@ class ProcessGroupEndpoint:
         with self._lock:
             links = [link for link in self._links.values() if link.peer.incarnation == peer]
         for link in links:
-            self._lose(link, cause)
+            self._fail(link, cause)
 
-    def _lose(self, link: GroupLink, cause: str, *, tell: bool = True) -> None:
+    def _fail(self, link: GroupLink, cause: str, *, tell: bool = True) -> None:
         with self._lock:
-            if link.lost is not None:
+            if link.loss_cause is not None:
                 return
-            link.lost = cause
+            link.loss_cause = cause
             link.gate.set_open(True)
             waiters = link.take_waiters()
             del self._links[link.channel.rank, link.dialled, link.number]
@@ -378,7 +378,7 @@ class ProcessGroupEndpoint:
                 self._events.put((LinkLost(link, cause), 0))
         for waiter in waiters:
             waiter.fail(cause)
-        link.channel.link_is_lost()
+        link.channel.on_link_lost()
         if tell:
             with contextlib.suppress(LinkError):
                 link.channel.send(EnvelopeKind.END, link.dialled, link.number)
@@ -397,7 +397,7 @@ class ProcessGroupEndpoint:
             opening.failure = "this worker has shut down"
             opening.done.set()
         for link in links:
-            self._lose(link, "this worker has shut down", tell=False)
+            self._fail(link, "this worker has shut down", tell=False)
         channels = [channel for channel in self._channels.values() if channel.is_used]
         for channel in channels:
             channel.say_bye()

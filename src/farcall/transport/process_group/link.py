@@ -71,7 +71,7 @@ class GroupLink(DispatchedLink):
         super().__init__()
         self.peer = peer
         self.description = f"{scheme} {'to' if dialled else 'from'} rank {channel.rank}"
-        self.lost: str | None = None
+        self.loss_cause: str | None = None
         self.channel = channel
         self.number = number
         self.dialled = dialled
@@ -80,15 +80,15 @@ class GroupLink(DispatchedLink):
 
     def set_reading(self, is_on: bool) -> None:
         # The peer is told. All its links share the way, so nothing else could be left unread.
-        if self.lost is None:
+        if self.loss_cause is None:
             with contextlib.suppress(LinkError):
                 kind = EnvelopeKind.GO_ON if is_on else EnvelopeKind.HOLD
                 self.channel.send(kind, self.dialled, self.number)
 
     def send(self, frame: Frame, deadline: float) -> None:
         self.gate.pass_by(deadline)
-        if self.lost is not None:
-            raise LinkError(self.lost)
+        if self.loss_cause is not None:
+            raise LinkError(self.loss_cause)
         inline, payload = pack(frame)
         self.channel.send(
             EnvelopeKind.FRAME,
@@ -97,7 +97,7 @@ class GroupLink(DispatchedLink):
             inline,
             payload,
             deadline,
-            lambda: self.lost,
+            lambda: self.loss_cause,
             frame.buffers,
         )
 

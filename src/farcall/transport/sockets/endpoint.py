@@ -50,7 +50,7 @@ class SocketEndpoint:
         self._woken = False
         self._receiver = 0  # the thread inside `next`; others have to wake it
         self._lock = threading.Lock()  # guards `_lost`
-        self._lost: list[SocketLink] = []  # their sockets are still to be closed
+        self._lost_links: list[SocketLink] = []  # their sockets are still to be closed
         paths = [path for path in PATHS if path in listening.paths and path != "shm"]
         self.means = Means("socket", tuple(paths), listening.protection)
         self._connections = Connections(me, replace(listening, paths=paths), self._open_link)
@@ -90,7 +90,7 @@ class SocketEndpoint:
             self._spin,
             self._limits,
             self._on_frame,
-            self._on_lost,
+            self._on_link_lost,
             self._is_behind,
             connection.keys,
         )
@@ -107,10 +107,10 @@ class SocketEndpoint:
             return True
         return sum(_size(event) for event in events) >= MAX_UNREAD_BYTES
 
-    def _on_lost(self, link: SocketLink, cause: str) -> None:
+    def _on_link_lost(self, link: SocketLink, cause: str) -> None:
         self._connections.removed(link)
         with self._lock:
-            self._lost.append(link)
+            self._lost_links.append(link)
         self._put(LinkLost(link, cause))
 
     def _put(self, event: Event) -> None:
@@ -134,8 +134,8 @@ class SocketEndpoint:
         return self._events.popleft() if self._events else None
 
     def _receive(self, timeout: float | None) -> Event | None:
-        if self._lost:
-            self._free_lost()
+        if self._lost_links:
+            self._free_lost_links()
         poller = self._poller
         if timeout == 0.0:
             ready = poller.wait(0.0)
@@ -151,12 +151,12 @@ class SocketEndpoint:
             link.service()
         return self._events.popleft() if self._events else None
 
-    def _free_lost(self) -> None:
+    def _free_lost_links(self) -> None:
         with self._lock:
-            lost, self._lost = self._lost, []
+            lost, self._lost_links = self._lost_links, []
         busy = [link for link in lost if not link.free()]
         with self._lock:
-            self._lost += busy
+            self._lost_links += busy
 
     def new_watch(self) -> PollingWatch:
         return PollingWatch()
@@ -173,15 +173,15 @@ class SocketEndpoint:
 
     def drop(self, peer: int, cause: str) -> None:
         for link in self._connections.of_peer(peer):
-            link.lose(cause)
+            link.fail(cause)
         self._connections.on_peer_lost(peer)
 
     def close(self) -> None:
         if not self._connections.close():
             return
         for link in self._connections.links():
-            link.lose("this worker has shut down")
-        self._free_lost()
+            link.fail("this worker has shut down")
+        self._free_lost_links()
         self._poller.wake()
         self._events.clear()
         self._poller.close()

@@ -49,14 +49,14 @@ class SocketLink:
         spin: SpinBudget,
         limits: Limits,
         on_frame: Callable[[SocketLink, Frame], None],
-        on_lost: Callable[[SocketLink, str], None],
+        on_link_lost: Callable[[SocketLink, str], None],
         is_behind: Callable[[], bool] = lambda: False,
         keys: Keys | None = None,
     ) -> None:
         sock.setblocking(False)
         self.peer = peer
         self.description = description
-        self.lost: str | None = None
+        self.loss_cause: str | None = None
         self._cut: str | None = None  # why writing failed: lost once everything is read
         self.fd = sock.fileno()
         self.read_role = threading.Lock()
@@ -73,18 +73,18 @@ class SocketLink:
         self._is_paused = False  # see `set_reading`
         self._interest = threading.Lock()  # guards what the poller is asked to watch for
         self._on_frame = on_frame
-        self._on_lost = on_lost
+        self._on_link_lost = on_link_lost
         self._is_behind = is_behind  # so much waits for `next` that no caller should read more
-        self._state = threading.Lock()  # guards `lost` and `_waiters` against each other
+        self._state = threading.Lock()  # guards `loss_cause` and `_waiters` against each other
         self._waiters: dict[int, Waiter[Frame]] = {}
 
     def start(self) -> None:
         """Let the endpoint read. The link may be lost by now: its endpoint knows it already."""
         with self.read_role:  # `free` can't close the fd meanwhile
-            if self.lost is None:
+            if self.loss_cause is None:
                 with contextlib.suppress(ValueError, OSError):  # the poller was closed
                     self._poller.add(self.fd, self, READ)
-            if self.lost is not None:
+            if self.loss_cause is not None:
                 self._poller.remove(self.fd)
 
     # Writing.
@@ -96,8 +96,8 @@ class SocketLink:
             is_writing = take(self._write_role) or take(self._write_role, _wait_time(deadline))
             if not is_writing:
                 raise NotSent
-            if self.lost is not None:
-                raise LinkError(self.lost)
+            if self.loss_cause is not None:
+                raise LinkError(self.loss_cause)
             is_written = False
             self._writer.put(parts)
             is_written = self._writer.write() or self._write_on(deadline)
@@ -141,7 +141,7 @@ class SocketLink:
 
     def _ask(self) -> None:
         """Have the poller watch for what its thread has to do here. `_interest` held."""
-        if self.lost is None:
+        if self.loss_cause is None:
             read = 0 if self._by_caller else END if self._is_paused else READ
             self._poller.modify(self.fd, read | WRITE if self._has_residue else read)
 
@@ -181,8 +181,8 @@ class SocketLink:
         reading = False
         try:
             with self._state:
-                if self.lost is not None:
-                    raise LinkError(self.lost)
+                if self.loss_cause is not None:
+                    raise LinkError(self.loss_cause)
                 self._waiters[call_id] = waiter
             if meanwhile is None:
                 # Out of the poller before the request goes: else its leader races us to the reply.
@@ -212,7 +212,7 @@ class SocketLink:
         either.register(alarm, select.POLLIN)
         needs_more = not self._reader.has_input
         try:
-            while self.lost is None:
+            while self.loss_cause is None:
                 if needs_more:
                     sleep = partial(_poll, either, deadline)
                     if not self._spinner.wait(partial(either.poll, 0), sleep):
@@ -254,7 +254,7 @@ class SocketLink:
         reader = self._reader
         needs_more = not reader.has_input
         while not waiter.is_set:
-            if needs_more and self.lost is None:
+            if needs_more and self.loss_cause is None:
                 self._wait_readable(deadline)
             frame = self._read()
             if frame is not None:
@@ -301,12 +301,12 @@ class SocketLink:
 
     def _read(self, *, received: bool = False) -> Frame | None:
         """Return the next frame, or only one that has been received already, if that is wanted."""
-        if self.lost is not None:
+        if self.loss_cause is not None:
             return None
         try:
             return self._reader.read(received=received)
         except (BadFrame, LinkError) as error:
-            self.lose(self._cut or str(error))
+            self.fail(self._cut or str(error))
             return None
 
     def _route(self, frame: Frame) -> None:
@@ -328,14 +328,14 @@ class SocketLink:
             self._sock.shutdown(socket.SHUT_RDWR)  # so that the reading thread finds the end
         if not is_main_thread():
             self.service()
-        return LinkError(self.lost or self._cut)
+        return LinkError(self.loss_cause or self._cut)
 
-    def lose(self, cause: str) -> None:
-        """End the link: wake everyone who waits on it, and report it once."""
+    def fail(self, cause: str) -> None:
+        """End the link for this cause: all that wait on it fail, and it is reported once."""
         with self._state:
-            if self.lost is not None:
+            if self.loss_cause is not None:
                 return
-            self.lost = cause
+            self.loss_cause = cause
             waiters = list(self._waiters.values())
             self._waiters.clear()
         self._poller.remove(self.fd)
@@ -343,11 +343,11 @@ class SocketLink:
             self._sock.shutdown(socket.SHUT_RDWR)
         for waiter in waiters:
             waiter.fail(cause)
-        self._on_lost(self, cause)
+        self._on_link_lost(self, cause)
 
     def close_after_fork(self) -> None:
         """Close this process's copy of the descriptor; the connection lives on in the parent."""
-        self.lost = "this process was forked from the worker"
+        self.loss_cause = "this process was forked from the worker"
         self._sock.close()
 
     def free(self) -> bool:
