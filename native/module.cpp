@@ -328,7 +328,7 @@ NB_MODULE(_native, module) {
       .def("set_reading", &Link::set_reading, nb::arg("is_on"))
       .def("join", &join_link, nb::arg("fd"), nb::arg("keys").none())
       .def("fail", &Link::fail, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
-      .def("forget", &Link::forget);
+      .def("close_after_fork", &Link::close_after_fork);
 
   nb::class_<Watch>(module, "Watch")
       .def(nb::init<>())
@@ -379,7 +379,7 @@ NB_MODULE(_native, module) {
       .def("poll", &poll_event)
       .def("wake", &Endpoint::wake)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
-      .def("forget", &Endpoint::forget);
+      .def("close_after_fork", &Endpoint::close_after_fork);
 
   module.def("has_crypto", &has_crypto);
   module.def("close_in_forked_children", &close_in_forked_children, nb::arg("fd"));

@@ -333,13 +333,13 @@ void Endpoint::close() {
   leave();
 }
 
-void Endpoint::forget() {
+void Endpoint::close_after_fork() {
   // No locks: their holders were not forked.
   if (closed_.exchange(true)) return;
   sleeps_.store(false);  // nor was a thread that slept
   epoll_.reset();
   bell_.reset();
-  memory_.spare.forget();
+  memory_.spare.close_after_fork();
 }
 
 }  // namespace farcall

@@ -51,7 +51,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // at once from now on.
   void close() EXCLUDES(links_mutex_, queue_mutex_, next_mutex_);
   // In a forked child: closes its copies of the descriptors but those of links.
-  void forget();
+  void close_after_fork();
 
   // For links.
 

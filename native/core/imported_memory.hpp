@@ -37,7 +37,7 @@ class ImportedMemory {
   // A tensor of the peer's lies in this file from `offset` on. Numbers go up. Throws BadFrame.
   void learn(std::uint64_t number, std::uint64_t offset, const Descriptor& descriptor);
   bool knows(std::uint64_t number) const;
-  // Once for each number; forgets those before it, whose frames were not sent after all.
+  // Once for each number; discards those before it, whose frames were not sent after all.
   // Throws BadFrame if there is no such number, or less than `size` bytes.
   BlockRef open(std::uint64_t number, std::size_t size);
 

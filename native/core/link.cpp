@@ -152,7 +152,7 @@ void Link::fail(const std::string& cause) {
   if (users_.end()) channel_->close();
 }
 
-void Link::forget() {
+void Link::close_after_fork() {
   lost_ = true;
   channel_->close();
 }

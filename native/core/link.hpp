@@ -78,7 +78,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // End the link for this cause: all that wait on it fail, and it is reported once, if it was started.
   void fail(const std::string& cause) EXCLUDES(state_, interest_);
   // In a forked child: close its copy of the socket, the parent's connection lives on.
-  void forget();
+  void close_after_fork();
 
   // For the endpoint: its thread, where that is required.
 

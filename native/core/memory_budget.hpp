@@ -58,7 +58,7 @@ class SpareDescriptor {
   // Close it for good.
   void end() EXCLUDES(mutex_);
   // The same in a forked child: another thread of the parent may have had the lock, and here is one only.
-  void forget() {
+  void close_after_fork() {
     mutex_.assume();
     descriptor_.reset();
   }

@@ -258,7 +258,7 @@ void RingChannel::discard(const Composed& composed) {
   for (const std::uint32_t slot : composed.slots) segments_out_.put_back(slot);
 }
 
-void RingChannel::forget_read(std::uint64_t read) {
+void RingChannel::discard_read(std::uint64_t read) {
   while (!on_their_way_.empty() && on_their_way_.front().end <= read) {
     reserved_.fetch_sub(on_their_way_.front().in_segments, std::memory_order_relaxed);
     zero_copy_on_their_way_ -= on_their_way_.front().zero_copy;
@@ -270,7 +270,7 @@ template <class IsThere>
 bool RingChannel::wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) {
   while (true) {
     const std::uint64_t read = writer_.read_by_peer();
-    forget_read(read);
+    discard_read(read);
     if (is_there()) return true;
     check_peer();
     if (!writer_.wait_for_progress(read, deadline, interrupt)) return false;
@@ -292,7 +292,7 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
     composed.in_segments = size;
     fill_segments(frame, composed);
   } else if (composed.in_segments > 0) {
-    forget_read(writer_.read_by_peer());
+    discard_read(writer_.read_by_peer());
   }
   if (composed.zero_copy.empty()) return true;
   const auto is_room = [&] {

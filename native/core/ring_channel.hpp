@@ -144,7 +144,7 @@ class RingChannel final : public Channel {
   bool is_zero_copy(const OutBuffer& buffer) const {
     return bounds_.zero_copy && buffer.descriptor >= 0 && buffer.size >= kSmallestZeroCopy;
   }
-  void forget_read(std::uint64_t read) REQUIRES(writing);
+  void discard_read(std::uint64_t read) REQUIRES(writing);
   template <class IsThere>
   bool wait_for_peer(IsThere is_there, Nanoseconds deadline, Interrupt interrupt) REQUIRES(writing);
   bool announce_zero_copy(const OutFrame& frame, Composed& composed, Nanoseconds deadline,

@@ -125,8 +125,8 @@ class Spinner {
   static constexpr Nanoseconds kMaxSpin = 2 * kMillisecond;
   static constexpr Nanoseconds kWorth = 2 * kMillisecond;  // longer waits are not worth to spin for,
   static constexpr Nanoseconds kWorthAwake = BusyWaitBudget::kMost;  // but to stay awake up to this
-  static constexpr Nanoseconds kForgotten = 2 * kWorthAwake;  // four short ones make up for that
-  static constexpr Nanoseconds kIdle = 1 * kSecond;  // after such a wait all is forgotten
+  static constexpr Nanoseconds kAfterIdle = 2 * kWorthAwake;  // four short ones make up for that
+  static constexpr Nanoseconds kIdle = 1 * kSecond;  // after such a wait the average begins anew
   static constexpr Nanoseconds kNap = 2 * kMillisecond;
   static constexpr Nanoseconds kNapping = 1 * kSecond;  // from the begin of the wait
   // Longer than what a hypervisor takes the core for, shorter than a slice of the scheduler.
@@ -168,9 +168,9 @@ class Spinner {
     naps_ = false;
     average_ += (std::min(waited, 10 * kWorth) - average_) / 10;
     if (waited > kIdle) {
-      long_average_ = kForgotten;
+      long_average_ = kAfterIdle;
     } else if (waited > kMaxSpin) {
-      long_average_ += (std::min(waited, kForgotten) - long_average_) / 4;
+      long_average_ += (std::min(waited, kAfterIdle) - long_average_) / 4;
     }
   }
 
@@ -271,7 +271,7 @@ class Spinner {
   Nanoseconds move_at_ = 0;
   Nanoseconds move_period_ = kMinMovePeriod;
   Nanoseconds average_ = 0;
-  Nanoseconds long_average_ = kForgotten;  // of the waits that were longer than `kMaxSpin`
+  Nanoseconds long_average_ = kAfterIdle;  // of the waits that were longer than `kMaxSpin`
   bool naps_ = false;
   Others others_;
 };

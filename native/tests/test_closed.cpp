@@ -191,8 +191,8 @@ void test_in_a_forked_child(Kind kind) {
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    pair.left->forget();
-    pair.left_home->forget();
+    pair.left->close_after_fork();
+    pair.left_home->close_after_fork();
     pair.left_home->wake();
     use(*pair.left);
     std::_Exit(0);

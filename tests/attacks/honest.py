@@ -152,13 +152,13 @@ def count_threads() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had, since `forget_peak`."""
+    """Return the most memory that this process has had, since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) << 10
 
 
-def forget_peak() -> int:
+def reset_peak() -> int:
     """Begin to measure anew; return the resident memory now, in bytes."""
     torch.ones(1)
     Path("/proc/self/clear_refs").write_text("5")

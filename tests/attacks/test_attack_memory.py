@@ -46,7 +46,7 @@ def test_announced_buffers_take_no_memory(crew: Crew, transport: str, path: str)
     environment = {"FARCALL_SECRET": honest.SECRET}
     victim, member = honest.pair(crew, transport, environment=environment, listen="127.0.0.1")
     (url,) = [url for url in victim.run(honest.urls) if url.startswith(path)]
-    before = victim.run(honest.forget_peak)
+    before = victim.run(honest.reset_peak)
     for announced, (buffers, size) in ANNOUNCED.items():
         frame = attacker.announcing(buffers, size)
         member.run(send_and_hang_up, url, honest.SECRET, frame)

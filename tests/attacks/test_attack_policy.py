@@ -33,7 +33,7 @@ _resident: list[int] = []
 
 
 def begin_to_measure() -> None:
-    now = honest.forget_peak()
+    now = honest.reset_peak()
     if not _resident:
         _resident.append(now)
 

@@ -98,7 +98,7 @@ def test_start_at_a_hostile_store_ends_in_time_and_costs_little(
 ) -> None:
     port = crew.member("store").run(slow_stores.serve_store, kind)
     worker = crew.member("w1", **ENVIRONMENT)
-    memory = worker.run(honest.forget_peak)
+    memory = worker.run(honest.reset_peak)
     url = f"tcp://127.0.0.1:{port}"
     error = worker.run(try_to_start, size, init_method=url, rpc_timeout=BRIEFLY)
     assert error.startswith(("RendezvousTimeout", "RendezvousError")), error
@@ -143,7 +143,7 @@ def test_calls_to_known_workers_go_on_while_a_hostile_store_answers_nothing(
     assert first.run(call, "w1", operator.add, 1, 2) == 3
     first.run(hold)
     threads = first.run(honest.count_threads)
-    memory = first.run(honest.forget_peak)
+    memory = first.run(honest.reset_peak)
     for number in range(4):
         assert first.run(call_until, f"nobody{number}", BRIEFLY).startswith("RpcTimeout")
         assert first.run(call_often, "w1") == 300

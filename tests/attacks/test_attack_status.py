@@ -73,11 +73,11 @@ _resident: list[int] = []
 
 
 def begin_to_measure() -> None:
-    _resident[:] = [honest.forget_peak()]
+    _resident[:] = [honest.reset_peak()]
 
 
 def run_command(arguments: list[str]) -> Said:
-    honest.forget_peak()
+    honest.reset_peak()
     done = CliRunner().invoke(cli, arguments)
     if done.exception is not None:  # which is what a command ends with that has failed
         raise RuntimeError(done.output) from done.exception
@@ -270,7 +270,7 @@ def test_a_process_that_asks_without_end_keeps_no_other_out(
     victim.run(honest.count_lines)
     descriptors = victim.run(honest.count_descriptors)
     threads = victim.run(honest.count_threads)
-    memory = victim.run(honest.forget_peak)
+    memory = victim.run(honest.reset_peak)
     (url,) = [url for url in victim.run(honest.urls) if url.startswith("unix")]
     begun, stop = tmp_path / "begun", tmp_path / "stop"
     flooder = host.member("flooder")

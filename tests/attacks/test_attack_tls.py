@@ -138,7 +138,7 @@ def test_member_gets_in_and_files_open_while_hostile_clients_of_tls_are_there(
     assert first.run(call, "w0", operator.add, 1, 2) == 3
     descriptors = victim.run(honest.count_descriptors)
     threads = victim.run(honest.count_threads)
-    memory = victim.run(honest.forget_peak)
+    memory = victim.run(honest.reset_peak)
     stop = tmp_path / "stop"
     strangers = [crew.member(f"stranger{number}") for number in range(3)]
     for number, stranger in enumerate(strangers):
@@ -191,7 +191,7 @@ def test_call_to_a_hostile_server_of_tls_ends_in_time_and_costs_little(
     assert worker.run(call, "w1", operator.add, 1, 2) == 3
     descriptors = worker.run(honest.count_descriptors)
     threads = worker.run(honest.count_threads)
-    memory = worker.run(honest.forget_peak)
+    memory = worker.run(honest.reset_peak)
     for kind, port in ports.items():
         limit = CALL if kind in ENDS_LATE else PATIENCE
         error = worker.run(call_hostile, f"ghost{port}", limit)

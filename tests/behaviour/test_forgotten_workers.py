@@ -21,7 +21,7 @@ def crowd(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[Agent]]:
     """Starts agents that forget each other at once."""
-    monkeypatch.setattr(directory, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(directory, "DISCARD_SECONDS", 0.0)
     return lambda: start(COMING_AND_GOING + 1, find=lambda name, deadline: None)
 
 
@@ -68,7 +68,7 @@ def test_those_that_are_gone_are_forgotten(crowd: Callable[[], list[Agent]]) -> 
 def test_workers_of_a_fixed_group_are_not_forgotten(
     start: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(directory, "DISCARD_SECONDS", 0.0)
     agents = start(4)
     for agent in agents[1:]:
         assert by_sync(agent.me.name, echo, args=(1,)) == 1

@@ -231,19 +231,19 @@ def test_collect_all_may_outlive_the_futures(
     assert complaints.things == []
 
 
-def make_failing_and_forget() -> None:
+def make_failing_and_drop() -> None:
     rpc.rpc_async("w1", fail_with, args=(KeyError("lost error"),))
 
 
 def test_a_failure_that_no_code_looked_at_is_logged_with_its_place(
     pair: list[Agent], complaints: Box
 ) -> None:
-    make_failing_and_forget()
+    make_failing_and_drop()
     (record,) = complaints.wait_for()
     assert record.name == "farcall"
     assert record.levelno == logging.ERROR
     assert f"{__file__}:" in record.getMessage()
-    assert "make_failing_and_forget" in record.getMessage()
+    assert "make_failing_and_drop" in record.getMessage()
     assert "KeyError: 'lost error'" in record.getMessage()
     assert "in fail_with" in record.getMessage()  # the remote traceback
 

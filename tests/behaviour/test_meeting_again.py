@@ -13,7 +13,7 @@ from behaviour.helpers import Gate, echo, in_threads, wait_at, wait_until
 from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost
 from farcall.ids import MET_AGAIN
-from farcall.protocol.directory import FORGET_SECONDS
+from farcall.protocol.directory import DISCARD_SECONDS
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership import searching
 from farcall.testing.cluster import acting_as
@@ -172,7 +172,7 @@ def test_a_forgotten_worker_is_met_again(start: Callable[..., list[Agent]]) -> N
     first, second = agents
     peer, other = first.directory.resolve("w1"), second.directory.resolve("w0")
     other.note_loss("a test said so")
-    for passed in (0.0, FORGET_SECONDS + 1, 2 * FORGET_SECONDS + 2):
+    for passed in (0.0, DISCARD_SECONDS + 1, 2 * DISCARD_SECONDS + 2):
         second.directory.on_peer_lost(other, passed)
     assert second.directory.meeting(first.me.incarnation) == 0
     first.losses.declare_lost(peer, "a test said so")

@@ -49,12 +49,12 @@ def agents(start: Callable[..., list[Agent]], store: Store) -> list[Agent]:
     """Return three agents: the first has a link to the second, and does not know the third."""
     agents = start(3, find=store.find)
     first, _, third = agents
-    forget(first, third.me)
+    discard(first, third.me)
     rpc.rpc_sync("w1", echo, args=(0,))
     return agents
 
 
-def forget(agent: Agent, worker: Worker) -> None:
+def discard(agent: Agent, worker: Worker) -> None:
     directory = agent.directory._machine
     directory._by_incarnation.pop(worker.incarnation)
     for key in (worker.name, worker.id, worker.info):
@@ -94,7 +94,7 @@ def test_the_store_comes_first(store: Store, agents: list[Agent]) -> None:
 
 def test_the_store_is_waited_for_while_no_member_knows(agents: list[Agent], store: Store) -> None:
     store.state = "silent"
-    forget(agents[1], agents[2].me)
+    discard(agents[1], agents[2].me)
     future = rpc.rpc_async("w2", echo, args=(1,), timeout=PATIENCE)
     wait_until(lambda: bool(agents[0].members._rounds))
     store.workers["w2"] = agents[2].me

@@ -38,7 +38,7 @@ def keep(name: str, thing: Any) -> None:
     kept[name] = thing
 
 
-def forget(name: str) -> None:
+def discard(name: str) -> None:
     del kept[name]
 
 
@@ -122,7 +122,7 @@ def test_any_holder_keeps_the_value_ref_1(trio: list[Agent], deaths: Deaths) -> 
     wait_until_settled(*trio)
     assert deaths.count == 0
     assert rpc.rpc_sync("w2", use_kept, args=("it",)) == "value"
-    rpc.rpc_sync("w2", forget, args=("it",))
+    rpc.rpc_sync("w2", discard, args=("it",))
     deaths.wait_for()
 
 
@@ -136,7 +136,7 @@ def test_the_owner_itself_can_keep_the_value_ref_1(pair: list[Agent], deaths: De
     del rref
     wait_until_settled(*pair)
     assert deaths.count == 0
-    rpc.rpc_sync("w1", forget, args=("it",))
+    rpc.rpc_sync("w1", discard, args=("it",))
     deaths.wait_for()
 
 

@@ -13,7 +13,7 @@ from behaviour.helpers import echo, wait_until
 from farcall import rpc
 from farcall.errors import OwnerDied, PeerLost, RpcTimeout
 from farcall.ids import MET_AGAIN, Worker
-from farcall.protocol.directory import FORGET_SECONDS
+from farcall.protocol.directory import DISCARD_SECONDS
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.lookup import NotAsked, StoreIsLate
 
@@ -84,7 +84,7 @@ def test_owner_that_was_lost_and_forgotten_and_lives(start: Callable[..., list[A
     directory = agents[1].directory
     peer = directory.resolve("w2")
     agents[1].losses.declare_lost(peer, "a test said so")
-    directory.on_peer_lost(peer, time.monotonic() + FORGET_SECONDS + 1)
+    directory.on_peer_lost(peer, time.monotonic() + DISCARD_SECONDS + 1)
     assert directory.of_incarnation(peer.incarnation) is None
     assert rpc.rpc_sync("w1", fetch, args=(rpc.remote("w2", echo, args=(3,)),)) == 3
     assert directory.resolve("w2").incarnation == peer.incarnation + MET_AGAIN

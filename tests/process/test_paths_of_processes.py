@@ -35,7 +35,7 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:farcall")
 
 
-def forget_library_for_tls() -> None:
+def undo_import_for_tls() -> None:
     """Undo the import of the server that members are forked from; another one shows again."""
     del sys.modules["cryptography"]
 
@@ -97,7 +97,7 @@ def test_library_for_tls_is_imported_at_the_start_of_workers_that_need_it(
 ) -> None:
     members = first, second = crew.members(2)
     for rank, member in enumerate(members):
-        member.run(forget_library_for_tls)
+        member.run(undo_import_for_tls)
         assert not member.run(has_library_for_tls)
         place = (member.name, rank, 2, crew.init_method)
         member.start(join, *place, transports=[transport], **options)

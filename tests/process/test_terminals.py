@@ -35,11 +35,11 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """All that was shown so far, or since `forget`."""
+        """All that was shown so far, or since `clear`."""
         text = self._data.decode(errors="replace")
         return text.replace("\r\n", "\n").replace("^C", "")
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._data = b""
 
     def read_until(self, pattern: str) -> str:
@@ -161,7 +161,7 @@ def test_status_is_shown_anew_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None
         with in_terminal(*WATCH, "--group", str(pid)) as screen:
             for _ in range(2):
                 screen.read_until(ROWS)
-                screen.forget()
+                screen.clear()
             screen.press_ctrl_c()
             assert screen.read_to_the_end() == 130
         assert "Traceback" not in screen.shown

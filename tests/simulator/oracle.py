@@ -268,7 +268,7 @@ class Oracle:
                 if not creating and self._bound(transfer, ref):
                     self._report("REF-1", f"{_describe(transfer)} carries {_name(ref)}, now gone")
 
-    def check_end(self, forgotten: Set[int] = frozenset()) -> None:
+    def check_end(self, discarded: Set[int] = frozenset()) -> None:
         """Check the conditions that hold when all is quiet and all dead are forgotten."""
         for incarnation, worker in self.workers.items():
             wanted = {
@@ -283,7 +283,7 @@ class Oracle:
             if seen != expected:
                 self._report("REF-2", f"worker {incarnation} ends with {seen}, not {expected}")
             used = {self.values[ref].owner for ref in wanted}
-            if kept := forgotten & set(map(original, worker.refs.losses)) - used:
+            if kept := discarded & set(map(original, worker.refs.losses)) - used:
                 self._report(
                     "REF-2", f"worker {incarnation} remembers {kept}, of which it has nothing"
                 )

@@ -24,14 +24,14 @@ from simulator.sim_worker import SimWorker
 class _IgnoresSequences(Refs):
     def on_register(self, holder: int, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
-        self._forget_sequences(holder, entries)
+        self._drop_sequences(holder, entries)
         super().on_register(holder, entries)
 
     def on_release(self, holder: int, entries: Sequence[Entry]) -> None:
-        self._forget_sequences(holder, entries)
+        self._drop_sequences(holder, entries)
         super().on_release(holder, entries)
 
-    def _forget_sequences(self, holder: int, entries: Iterable[Entry]) -> None:
+    def _drop_sequences(self, holder: int, entries: Iterable[Entry]) -> None:
         for minted_by, number, _ in entries:
             owned = self._owned.get(RefId(minted_by, number))
             if owned is not None and holder in owned.holders:

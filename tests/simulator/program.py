@@ -218,7 +218,7 @@ class Program:
         return worker.now(self.pick(peers)) if peers else None
 
     def _may_call(self, worker: SimWorker, peer: int) -> bool:
-        if peer in worker.forgotten:
+        if peer in worker.discarded:
             return False
         # A thread may call a peer that another thread is just declaring lost.
         return not worker.machine.is_lost(worker.now(peer)) or self._draw() < 0.1

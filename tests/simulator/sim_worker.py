@@ -49,7 +49,7 @@ class SimWorker:
         tasks: functions that run.
         received: messages with references that user code has not seen yet.
         rebuildable: those of them that it may see now.
-        forgotten: the dead of whom nothing is remembered here.
+        discarded: the dead of whom nothing is remembered here.
         calls: those that were made from here, by callee and id.
         boxes: what waits for the link to a peer: requests with their calls, and what follows.
     """
@@ -80,7 +80,7 @@ class SimWorker:
         self.received: dict[TransferKey, tuple[Task | None, Sequence[Reference]]] = {}
         self.rebuildable: list[TransferKey] = []
         self.boxes: defaultdict[int, deque[tuple[Follow, Call | None]]] = defaultdict(deque)
-        self.forgotten: set[int] = set()
+        self.discarded: set[int] = set()
         self.calls: dict[tuple[int, int], Call] = {}
         self.patience = 0.7  # probability that user code takes a message over at once
         self._meetings: dict[int, int] = {}
@@ -225,9 +225,9 @@ class SimWorker:
         self.machine.meet(nth_incarnation(other, meeting))
         self.pump()
 
-    def forget(self, other: int) -> None:
-        """Forget a dead worker that was lost long ago: no message of it is on its way any more."""
-        self.forgotten.add(other)
+    def discard_peer(self, other: int) -> None:
+        """Discard a dead worker that was lost long ago: no message of it is on its way any more."""
+        self.discarded.add(other)
         meetings = range(self.meeting_with(other) + 1)
         self.machine.discard([nth_incarnation(other, meeting) for meeting in meetings])
 
@@ -417,7 +417,7 @@ class SimWorker:
     def _arrive(self, key: TransferKey, task: Task | None, on_wire: tuple[Reference, ...]) -> None:
         references = self.machine.localized(on_wire)
         self.received[key] = (task, references)
-        if any(reference.owner in self.forgotten for reference in on_wire):
+        if any(reference.owner in self.discarded for reference in on_wire):
             # The agent looks them up, and does not find them.
             self.refs.asked(key)
             self._refuse(key, "an owner is not in the group any more")

@@ -156,7 +156,7 @@ class _CallSchedule(Schedule):
         elif self._cuts and self._draw() < 0.3:
             self._heal()
         elif self._dead and self._draw() < 0.1:
-            self._forget()
+            self._discard()
         elif self._dead and self._draw() < faults.restart:
             self._start(self._dead.pop())
         else:
@@ -274,14 +274,14 @@ class _CallSchedule(Schedule):
         if whom in self._workers and not self._workers[whom].has_parted(who, meeting_of(peer)):
             self._will_notice(whom, who)  # its links have ended
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         """Let one worker forget the lost dead of which no message will come any more."""
         worker = self._program.pick(list(self._workers.values()))
         for peer in self._names:
             is_dead = peer not in self._workers and worker.machine.is_lost(worker.now(peer))
             if is_dead and not self._network.has_for(peer, worker.incarnation):
                 self._note(worker.label, "forgets", self._name(peer))
-                worker.forget(peer)
+                worker.discard_peer(peer)
 
     def _cut(self) -> None:
         if len(self._workers) < 2:
@@ -326,7 +326,7 @@ class _CallSchedule(Schedule):
         for worker in self._workers.values():
             for peer in self._names:
                 if peer not in self._workers:
-                    worker.forget(peer)
+                    worker.discard_peer(peer)
         self._oracle.check_end(set(self._names) - set(self._workers))
 
     def _drain(self) -> None:

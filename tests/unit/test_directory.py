@@ -14,7 +14,7 @@ from patience import PATIENCE
 from farcall.errors import RpcTimeout, UnknownWorker
 from farcall.ids import Worker, nth_incarnation
 from farcall.protocol import lookup as lookup_rules
-from farcall.protocol.directory import FORGET_SECONDS
+from farcall.protocol.directory import DISCARD_SECONDS
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.lookup import Lookup, NotAsked
 
@@ -200,9 +200,9 @@ def test_earlier_meetings_are_forgotten_in_a_group_of_fixed_size_too(fixed: Dire
     first = fixed.resolve(0)
     assert fixed.meet_again(OTHER.incarnation, 1, 0.0)
     assert len(fixed.all()) == 3
-    assert fixed.on_peer_lost(first, FORGET_SECONDS + 1) == []
+    assert fixed.on_peer_lost(first, DISCARD_SECONDS + 1) == []
     assert len(fixed.all()) == 2
-    assert fixed.on_peer_lost(first, 2 * FORGET_SECONDS + 2) == [OTHER.incarnation]
+    assert fixed.on_peer_lost(first, 2 * DISCARD_SECONDS + 2) == [OTHER.incarnation]
     assert fixed.resolve("other").incarnation == again(OTHER).incarnation
 
 
@@ -213,7 +213,7 @@ def test_number_of_the_next_meeting_is_kept_until_nothing_is_known_of_the_last(
     peer = workers.resolve("other")
     peer.note_loss("silent")
     workers.on_peer_lost(peer, 0.0)
-    assert workers.on_peer_lost(peer, FORGET_SECONDS + 1) == []
+    assert workers.on_peer_lost(peer, DISCARD_SECONDS + 1) == []
     assert workers.of_incarnation(OTHER.incarnation) is None
     assert workers.meeting(OTHER.incarnation) == 1
     assert workers.resolve("other").incarnation == again(OTHER).incarnation

@@ -7,7 +7,7 @@ import pytest
 from simulator.directory.world import Record
 
 from farcall.ids import MAX_MEETINGS, Worker, WorkerInfo, nth_incarnation
-from farcall.protocol.directory import FORGET_SECONDS, DirectoryMachine, Found, Standing, Verdict
+from farcall.protocol.directory import DISCARD_SECONDS, DirectoryMachine, Found, Standing, Verdict
 from farcall.protocol.lookup import MOST_STUCK, STUCK_SECONDS, LookupMachine, Round, Step
 
 W1 = Worker("w1", 1, 11, ("tcp:1",), pid=5)
@@ -118,10 +118,10 @@ def test_a_worker_that_has_left_is_not_met_again(machine: Machine) -> None:
 def test_dir5_dir6_the_lost_are_forgotten_here_and_then_everywhere(machine: Machine) -> None:
     note_loss(machine, machine.add(W1))
     other = machine.add(Worker("w2", 2, 15))
-    assert note_loss(machine, other, FORGET_SECONDS + 1) == []
+    assert note_loss(machine, other, DISCARD_SECONDS + 1) == []
     assert machine.parties() == [other]
     assert machine.meeting(W1.incarnation) == 1
-    assert note_loss(machine, other, 2 * FORGET_SECONDS + 2) == [W1.incarnation]
+    assert note_loss(machine, other, 2 * DISCARD_SECONDS + 2) == [W1.incarnation]
     assert machine.meeting(W1.incarnation) == 0
 
 

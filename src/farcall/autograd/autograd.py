@@ -74,7 +74,7 @@ class Autograd:
         return context
 
     def end(self, context: int) -> None:
-        """Forget a context here, and tell everybody who knows of it."""
+        """Discard a context here, and tell everybody who knows of it."""
         with self._lock:
             todo = self._contexts.end(context)
         self._carry_out(todo)

@@ -254,7 +254,7 @@ class Contexts(Generic[T]):
         self._dead[life] = set()
 
     def _drop(self, context: int, low_watermark: int | None) -> list[DropContext[T] | TellEnd]:
-        """Forget a context.
+        """Drop a context.
 
         Args:
             low_watermark: the creator's, below which its contexts have ended; None if this worker

@@ -32,12 +32,12 @@ DIR-3  One meeting: a worker that is lost is never alive again in the meeting th
        earlier one. A late message of an earlier meeting finds a lost worker, or none.
 DIR-4  Doubt: "there is none" is said only if the store has said so, or if it is never asked.
 DIR-5  Bounds: the tables hold the workers that are not lost. In a group that workers join and
-       leave, they also hold the workers that were lost within `FORGET_SECONDS` of the last loss; in
-       a group of fixed size, the lost workers of the last meetings, whose places stay free. The
+       leave, they also hold the workers that were lost within `DISCARD_SECONDS` of the last loss;
+       in a group of fixed size, the lost workers of the last meetings, whose places stay free. The
        number of the next meeting with a worker outlives the record of the last meeting by
-       `FORGET_SECONDS`.
-DIR-6  Forgetting: a lost incarnation leaves this directory after `FORGET_SECONDS`. After
-       `FORGET_SECONDS` more it is forgotten everywhere, once: by then every message about it from
+       `DISCARD_SECONDS`.
+DIR-6  Discarding: a lost incarnation leaves this directory after `DISCARD_SECONDS`. After
+       `DISCARD_SECONDS` more it is discarded everywhere, once: by then every message about it from
        the time when it was known has been handled.
 DIR-7  News: for each name, the news that a worker with this name is here and the news that this
        worker is gone take turns. While a living worker has a name, the last news of that name is
@@ -68,7 +68,7 @@ from farcall.ids import (
     original,
 )
 
-FORGET_SECONDS = 600.0  # after which a lost worker is forgotten, where workers come and go
+DISCARD_SECONDS = 600.0  # after which a lost worker is discarded, where workers come and go
 
 Key = str | int | WorkerInfo
 KEY_TYPES = frozenset((str, int, WorkerInfo, Member))  # not bool: True would be found as worker 1
@@ -143,8 +143,8 @@ class DirectoryMachine(Generic[P]):
         self._by_incarnation: dict[int, P] = {}
         self._by_key: dict[object, P] = {}
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
-        self._lost: deque[tuple[float, P]] = deque()  # each with when that was
-        self._forgotten: deque[tuple[float, int]] = deque()
+        self._lost_parties: deque[tuple[float, P]] = deque()  # each with when that was
+        self._discarded: deque[tuple[float, int]] = deque()
         self._present: dict[str, P] = {}  # by name: the parties here, by the news
         self.news: deque[News[P]] = deque()
         # Of each message: without a step of Python.
@@ -195,7 +195,7 @@ class DirectoryMachine(Generic[P]):
         return meeting_of(now) + (party is not None and party.loss_cause is not None)
 
     def parties(self) -> list[P]:
-        """Return every incarnation that was met and is not forgotten."""
+        """Return every incarnation that was met and is not discarded."""
         return list(self._by_incarnation.values())
 
     def present(self) -> list[P]:
@@ -248,7 +248,7 @@ class DirectoryMachine(Generic[P]):
         begun = original(worker.incarnation)
         if worker.incarnation < self._met_again.get(begun, begun):
             return None
-        if meeting_of(worker.incarnation):  # the number may have been forgotten meanwhile
+        if meeting_of(worker.incarnation):  # the number may have been discarded meanwhile
             self._met_again[begun] = worker.incarnation
         return self._know(worker, takes_keys=False)
 
@@ -281,7 +281,7 @@ class DirectoryMachine(Generic[P]):
             self.news.append(News(now, is_here=True))
 
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
-        """Hear that a worker which is lost, or was forgotten, is here again.
+        """Hear that a worker which is lost, or was discarded, is here again.
 
         Args:
             incarnation: its original one.
@@ -298,10 +298,10 @@ class DirectoryMachine(Generic[P]):
         self._met_again[incarnation] = again
         old = self._by_incarnation.get(last)
         if old is None:  # the number is kept until there is a link, or for as long as others are
-            self._forgotten.append((now, again - MET_AGAIN))
+            self._discarded.append((now, again - MET_AGAIN))
             return False
         if not self.is_open:
-            self._lost.append((now, old))
+            self._lost_parties.append((now, old))
         self._know(msgspec.structs.replace(old.worker, incarnation=again), takes_keys=False)
         return True
 
@@ -309,21 +309,21 @@ class DirectoryMachine(Generic[P]):
         """Hear that a worker is lost. Its keys go to those that live and have them, too.
 
         Where workers come and go those that are gone would fill the memory, and anywhere records
-        of meetings before the last one would. So a loss is when the long lost are forgotten.
+        of meetings before the last one would. So a loss is when the long lost are discarded.
 
         Returns:
-            The incarnations that are to be forgotten everywhere now.
+            The incarnations that are to be discarded everywhere now.
         """
         self._pass_keys_on(party)
         self._tell_of(party.worker.name)
         if self.is_open:  # else no worker takes their places
-            self._lost.append((now, party))
-        before = now - FORGET_SECONDS
-        while self._lost and self._lost[0][0] < before:
-            self._drop(self._lost.popleft()[1], now)
+            self._lost_parties.append((now, party))
+        before = now - DISCARD_SECONDS
+        while self._lost_parties and self._lost_parties[0][0] < before:
+            self._drop(self._lost_parties.popleft()[1], now)
         gone = []
-        while self._forgotten and self._forgotten[0][0] < before:
-            incarnation = self._forgotten.popleft()[1]
+        while self._discarded and self._discarded[0][0] < before:
+            incarnation = self._discarded.popleft()[1]
             gone.append(incarnation)
             begun, again = original(incarnation), next_incarnation(incarnation)
             if self._met_again.get(begun) == again and again not in self._by_incarnation:
@@ -340,7 +340,7 @@ class DirectoryMachine(Generic[P]):
                         self._by_key[key] = other
 
     def _drop(self, old: P, now: float) -> None:
-        """Forget one that is lost, but for the number of the next meeting with it."""
+        """Discard one that is lost, but for the number of the next meeting with it."""
         incarnation = old.worker.incarnation
         self._by_incarnation.pop(incarnation, None)
         begun = original(incarnation)
@@ -348,4 +348,4 @@ class DirectoryMachine(Generic[P]):
             self._met_again[begun] = next_incarnation(incarnation)  # others know longer of the loss
         for key in [key for key, known in self._by_key.items() if known is old]:
             del self._by_key[key]
-        self._forgotten.append((now, incarnation))
+        self._discarded.append((now, incarnation))

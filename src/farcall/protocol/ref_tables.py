@@ -34,7 +34,7 @@ class RefTables:
         self.transfers: dict[TransferKey, tuple[Entries, bool]] = {}
         self._arrivals: dict[TransferKey, Arrival] = {}
         self.losses: dict[int, str] = {}
-        self._forgettable: set[int] = set()  # of those
+        self._discardable: set[int] = set()  # of those
         self._to_do = to_do or Instructions()
 
     def mint(self) -> RefId:

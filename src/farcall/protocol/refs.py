@@ -255,7 +255,7 @@ class Refs(RefTables):
         arrival = self._arrivals.get(key)
         if arrival is not None:
             self._unclaim(arrival)
-            self._forget_if_done(arrival)
+            self._discard_if_done(arrival)
 
     def asked(self, key: TransferKey) -> None:
         """PINNED arrived for a message that can't arrive (again): say RECEIVED unless we wait."""
@@ -328,16 +328,16 @@ class Refs(RefTables):
         self._releasing = {r: o for r, o in self._releasing.items() if o[0] != peer}
 
     def discard(self, peers: Iterable[int]) -> None:
-        """Forget these lost incarnations: no message from them, or with their references, comes.
+        """Discard these lost incarnations: no message from them, or with their references, comes.
 
         They are kept as long as there is a local use of a reference that one of them owned.
         """
-        self._forgettable.update(peers)
-        if self._forgettable:
+        self._discardable.update(peers)
+        if self._discardable:
             kept = {held.owner for held in self._held.values()}
-            for peer in self._forgettable - kept:
+            for peer in self._discardable - kept:
                 self.losses.pop(peer, None)
-            self._forgettable &= kept
+            self._discardable &= kept
 
     def tick(self) -> None:
         """Repeat messages without an answer. Only needed where messages can be lost."""
@@ -415,7 +415,7 @@ class Refs(RefTables):
             self._to_do.say(
                 Send(arrival.key.peer, Received(arrival.key.of_reply), arrival.key.call_id)
             )
-        self._forget_if_done(arrival)
+        self._discard_if_done(arrival)
 
     def _refuse(self, arrival: Arrival, owner_name: str, cause: str, is_owner_lost: bool) -> None:
         if arrival.failed:
@@ -429,7 +429,7 @@ class Refs(RefTables):
         for ref, owner in claimed:
             self.release(ref, owner)
 
-    def _forget_if_done(self, arrival: Arrival) -> None:
+    def _discard_if_done(self, arrival: Arrival) -> None:
         if arrival.claimed or arrival.unconfirmed or not (arrival.handed_on or arrival.failed):
             return
         self._arrivals.pop(arrival.key, None)

@@ -213,7 +213,7 @@ class Machine:
         """Go on with a message: the owner of one of its references is known now, or can't be."""
         error = closed or unknown
         if error is None:
-            # The owner may have been forgotten here, and be in its next meeting now.
+            # The owner may have been discarded here, and be in its next meeting now.
             is_known = self._directory.of_incarnation
             message.references = tuple(
                 one if is_known(one.owner) else self.state.localized((one,))[0]

@@ -261,7 +261,11 @@ class _BackwardSchedule(Schedule):
 
     def _will_notice(self, who: int, whom: int) -> None:
         worker = self._workers.get(who)
-        if worker is not None and whom not in worker.lost_peers and (who, whom) not in self._notices:
+        if (
+            worker is not None
+            and whom not in worker.lost_peers
+            and (who, whom) not in self._notices
+        ):
             self._notices.append((who, whom))
 
     def _notice(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from farcall.ids import MAX_MEETINGS, MET_AGAIN, original
-from farcall.protocol.directory import FORGET_SECONDS, Found, Standing
+from farcall.protocol.directory import DISCARD_SECONDS, Found, Standing
 from simulator.directory.world import Link, Node, Record, Store
 from simulator.schedule import Violation
 
@@ -16,7 +16,7 @@ class DirectoryOracle:
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         # Of each worker: when it noted the loss of a record, and when it dropped an incarnation.
-        self._lost: defaultdict[Node, dict[Record, float]] = defaultdict(dict)
+        self._lost_at: defaultdict[Node, dict[Record, float]] = defaultdict(dict)
         self._dropped: defaultdict[Node, dict[int, float]] = defaultdict(dict)
         self._here: defaultdict[Node, dict[str, Record]] = defaultdict(dict)  # by the news
         self._ended: defaultdict[Node, dict[int, int]] = defaultdict(dict)  # the last meeting
@@ -73,15 +73,15 @@ class DirectoryOracle:
     def noted(
         self, node: Node, record: Record, before: list[Record], gone: list[int], now: float
     ) -> None:
-        """Note that a worker's directory was told of a loss, and has forgotten others."""
+        """Note that a worker's directory was told of a loss, and has discarded others."""
         after = node.machine.parties()
-        limit = now - FORGET_SECONDS
-        lost, dropped = self._lost[node], self._dropped[node]
+        limit = now - DISCARD_SECONDS
+        lost, dropped = self._lost_at[node], self._dropped[node]
         for old in before:
             if old not in after:
                 dropped[old.worker.incarnation] = now
                 if old.loss_cause is None or lost.get(old, now) > limit:
-                    self.violate("DIR-6", f"{node} forgets {old.worker} too soon")
+                    self.violate("DIR-6", f"{node} discards {old.worker} too soon")
         lost.setdefault(record, now)
         self._check_gone(node, gone, now)
         for kept in after:
@@ -95,16 +95,16 @@ class DirectoryOracle:
             self.violate("DIR-5", f"{node} keeps the numbers of meetings with {surplus}")
 
     def _check_gone(self, node: Node, gone: list[int], now: float) -> None:
-        dropped, limit = self._dropped[node], now - FORGET_SECONDS
+        dropped, limit = self._dropped[node], now - DISCARD_SECONDS
         for incarnation in gone:
             if node.machine.of_incarnation(incarnation) is not None:
-                self.violate("DIR-6", f"{node} is to forget {incarnation}, which is known")
+                self.violate("DIR-6", f"{node} is to discard {incarnation}, which is known")
             if dropped.pop(incarnation, now) > limit:
-                self.violate("DIR-6", f"{node} is to forget {incarnation} everywhere too soon")
+                self.violate("DIR-6", f"{node} is to discard {incarnation} everywhere too soon")
             if not node.machine.of_incarnation(incarnation + MET_AGAIN):
                 self._ended[node].pop(original(incarnation), None)
         if late := [one for one, when in dropped.items() if when < limit]:
-            self.violate("DIR-6", f"{node} never says that {late} are to be forgotten")
+            self.violate("DIR-6", f"{node} never says that {late} are to be discarded")
 
     def drops(self, node: Node, link: Link) -> None:
         """Note that a worker does not keep a link to which it has agreed."""
@@ -118,7 +118,7 @@ class DirectoryOracle:
     def superseded(self, node: Node, record: Record, now: float) -> None:
         """Start the clock of a worker that is met again, unless workers may come and go."""
         if not node.machine.is_open:
-            self._lost[node][record] = now
+            self._lost_at[node][record] = now
 
     # The end.
 

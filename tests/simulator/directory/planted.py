@@ -46,8 +46,8 @@ class _UnknownMeetAtFirst(_Machine):  # *
 class _KeepsNumbersOfUnknown(_Machine):
     def meet_again(self, incarnation: int, meeting: int, now: float) -> bool:
         known = super().meet_again(incarnation, meeting, now)
-        if not known and self.newest(incarnation) is None and self._forgotten:
-            self._forgotten.pop()
+        if not known and self.newest(incarnation) is None and self._discarded:
+            self._discarded.pop()
         return known
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 
 from farcall.ids import MAX_MEETINGS, Worker, original
-from farcall.protocol.directory import FORGET_SECONDS, Key, Standing
+from farcall.protocol.directory import DISCARD_SECONDS, Key, Standing
 from farcall.protocol.lookup import REMIND_SECONDS
 from simulator.agenda import Agenda
 from simulator.directory.asking import Answer, Asking
@@ -27,7 +27,7 @@ MAX_EVENTS = 20_000
 SETTLING = 120.0  # seconds after which all that went wrong has been noticed, and made good
 CALLS_AT_THE_END = 2
 SPANS = (30.0, 30.0, 120.0, 120.0, 2200.0)  # seconds in which things go wrong
-EPISODE = FORGET_SECONDS + 50.0  # in long spans much happens at once, and nothing for as long
+EPISODE = DISCARD_SECONDS + 50.0  # in long spans much happens at once, and nothing for as long
 
 
 def simulate_directory(

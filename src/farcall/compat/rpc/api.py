@@ -363,11 +363,11 @@ def get_type(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT, blocking: bool
     if future is None:
         future = _types[self] = _rref_typeof_on_user(self, timeout, blocking=False)
 
-        def forget_failure(done: torch.futures.Future[type]) -> None:
+        def discard_failure(done: torch.futures.Future[type]) -> None:
             try:
                 done.value()
             except BaseException:
                 _types.pop(self, None)
 
-        future.add_done_callback(forget_failure)
+        future.add_done_callback(discard_failure)
     return future.wait() if blocking else future

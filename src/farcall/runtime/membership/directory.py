@@ -102,7 +102,7 @@ class Directory:
             return self._machine.meet_again(incarnation, meeting, now)
 
     def on_peer_lost(self, peer: Peer, now: float) -> list[int]:
-        """Hear that a peer is lost; return the incarnations that are to be forgotten everywhere."""
+        """Hear that a peer is lost; return the incarnations that are to be discarded everywhere."""
         with self._changing():
             return self._machine.on_peer_lost(peer, now)
 
@@ -219,7 +219,7 @@ class Directory:
         return sorted(live, key=lambda peer: peer.worker.id)
 
     def all(self) -> list[Peer]:
-        """Return every incarnation that was met and is not forgotten."""
+        """Return every incarnation that was met and is not discarded."""
         with self._lock:
             return self._machine.parties()
 

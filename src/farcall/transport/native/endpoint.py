@@ -202,4 +202,4 @@ class NativeEndpoint:
         # By our table: another thread may have been changing that of the core just then.
         for link in self._links.values():
             link.close_after_fork()
-        self._core.forget()
+        self._core.close_after_fork()

@@ -133,7 +133,7 @@ class NativeLink:
 
     def close_after_fork(self) -> None:
         """Close a forked child's copy, without a word to the peer."""
-        self._core.forget()
+        self._core.close_after_fork()
 
     def _failure(self, status: int, frame: Frame) -> Exception:
         if status == _native.TOO_LARGE:

@@ -49,7 +49,7 @@ class SocketEndpoint:
         self._events: deque[Event] = deque()
         self._woken = False
         self._receiver = 0  # the thread inside `next`; others have to wake it
-        self._lock = threading.Lock()  # guards `_lost`
+        self._lock = threading.Lock()  # guards `_lost_links`
         self._lost_links: list[SocketLink] = []  # their sockets are still to be closed
         paths = [path for path in PATHS if path in listening.paths and path != "shm"]
         self.means = Means("socket", tuple(paths), listening.protection)
