@@ -14,7 +14,7 @@ from patience import PATIENCE
 
 from farcall.optim.groups import apply, changes, options_of, snapshot
 from farcall.optim.locks import ParameterLocks
-from farcall.optim.shadow_parameters import stand_in
+from farcall.optim.shadow_parameters import shadow_of
 from farcall.optim.shards import Shard, to_cpu
 
 
@@ -110,10 +110,10 @@ def test_locks_end_with_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("unnoticed", [False, True])
-def test_stand_in_shares_memory_and_not_the_gradient(unnoticed: bool) -> None:
+def test_shadow_shares_memory_and_not_the_gradient(unnoticed: bool) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.is_embedding = True  # type: ignore[attr-defined]
-    tensor = stand_in(parameter, unnoticed)
+    tensor = shadow_of(parameter, unnoticed)
     tensor.grad = torch.ones(3)
     with torch.no_grad():
         tensor.mul_(2)

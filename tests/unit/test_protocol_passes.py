@@ -56,8 +56,8 @@ def test_last_message_takes_all_of_the_share_but_not_at_the_root():  # BWD-3
     sent = [SendGradients("a", 1), SendGradients("b", 2)]
     assert root.computed(ROOT, {"a": 20, "b": 30}) == [*sent, KeepLeaves()]
     assert root.ran(ROOT) == []
-    assert root.returned("there", 1, -1) == []
-    assert root.returned("elsewhere", 2, -1) == [EndPass(None)]
+    assert root.credit_returned("there", 1, -1) == []
+    assert root.credit_returned("elsewhere", 2, -1) == [EndPass(None)]
 
 
 def test_fast_mode_gives_back_a_share_of_each_source_and_says_what_is_missing():  # BWD-7
@@ -74,9 +74,9 @@ def test_root_believes_the_smallest_number_that_a_worker_said_is_missing():
     root.arrive(ROOT, WHOLE)
     root.computed(ROOT, {"receive": 20})
     root.ran(ROOT)
-    assert root.returned("here", 2, 1) == []
-    assert root.returned("here", 3, 2) == []  # said before, arrives later
-    assert root.returned("there", 3, 0) == [FailUnused({"here": 1})]
+    assert root.credit_returned("here", 2, 1) == []
+    assert root.credit_returned("here", 3, 2) == []  # said before, arrives later
+    assert root.credit_returned("there", 3, 0) == [FailUnused({"here": 1})]
 
 
 def test_worker_that_averages_must_know_its_last_source_unless_it_has_only_the_roots():
@@ -104,8 +104,8 @@ def test_gradient_of_a_source_that_is_not_live_is_refused_though_it_came_early()
 
 def test_only_the_root_takes_shares_back_and_asks_for_causes():
     machine = alone_at("here")
-    assert machine.returned("there", WHOLE, -1) == []
-    assert machine.broken("there") == []
+    assert machine.credit_returned("there", WHOLE, -1) == []
+    assert machine.pass_failed("there") == []
 
 
 def test_pass_that_is_over_can_neither_fail_nor_be_aborted():

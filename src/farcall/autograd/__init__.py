@@ -41,7 +41,7 @@ def _autograd() -> Autograd:
     return agent.gradients  # type: ignore[return-value]
 
 
-def contents_of(context_id: int) -> Context:
+def context_with_id(context_id: int) -> Context:
     """Return this worker's part of a context. For farcall's own optimizers.
 
     Raises:
@@ -141,4 +141,4 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     Raises:
         RuntimeError: this worker has no such context.
     """
-    return contents_of(context_id).gradients()
+    return context_with_id(context_id).gradients()

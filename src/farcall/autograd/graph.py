@@ -1,7 +1,7 @@
 """The graph of one worker in one backward pass: what its sources reach, and running it.
 
-Sinks are the nodes where gradients leave the graph: leaves and exits. The graph is only read here;
-nodes are run by torch's engine alone.
+The inputs of a run, in the words of `torch.autograd.grad`, are the nodes where gradients leave the
+graph: leaves and recv nodes. The graph is only read here; nodes are run by torch's engine alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from farcall import torch_internals as internals
-from farcall.autograd.nodes import BEHIND_EDGE, ENTRIES_BELOW, SentTensors, Traffic, traffic
+from farcall.autograd.nodes import BEHIND_EDGE, SEND_NODES_BELOW, SentTensors, Traffic, traffic
 from farcall.protocol.reachability import Exploration, Reach
 
 Tensor = torch.Tensor
@@ -40,15 +40,15 @@ class GraphExploration(Exploration):
         return bool(internals.backward_hooks(leaf.variable))
 
     def make_first(self) -> None:
-        """Let every node that can be run be run before any entry.
+        """Let every node that can be run be run before any send node.
 
-        Of the nodes that are ready torch runs the one with the highest number first. Entries have
-        the numbers of their sources; all others get higher ones here, once.
+        Of the nodes that are ready torch runs the one with the highest number first. Send nodes
+        have the numbers of their sources; all others get higher ones here, once.
         """
         for node in self._seen:
             number = internals.sequence_nr(node)()
-            if number < ENTRIES_BELOW:
-                internals.set_sequence_nr(node)(ENTRIES_BELOW + number)
+            if number < SEND_NODES_BELOW:
+                internals.set_sequence_nr(node)(SEND_NODES_BELOW + number)
 
 
 class GraphReach(Reach):
@@ -61,12 +61,12 @@ class GraphReach(Reach):
 def run(
     source: SentTensors,
     gradients: Mapping[int, Tensor | None],
-    sinks: Sequence[GradientEdge],
+    inputs: Sequence[GradientEdge],
     *,
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the sinks, given those of a source's tensors, by their indices.
+    """Return the gradients of the inputs, given those of a source's tensors, by their indices.
 
     None is an undefined gradient.
     """
@@ -76,15 +76,15 @@ def run(
         if gradient is not None:
             edges.append(source.edges[index])
             given.append(gradient)
-    if not edges or not sinks:
-        return [None] * len(sinks)
-    return _grad(edges, given, sinks, retain_graph, create_graph)
+    if not edges or not inputs:
+        return [None] * len(inputs)
+    return _grad(edges, given, inputs, retain_graph, create_graph)
 
 
 def _grad(
     roots: Sequence[GradientEdge],
     gradients: Sequence[Tensor],
-    sinks: Sequence[GradientEdge],
+    inputs: Sequence[GradientEdge],
     retain_graph: bool,
     create_graph: bool,
 ) -> Sequence[Tensor | None]:
@@ -95,7 +95,7 @@ def _grad(
             tuple(gradients),
             retain_graph,
             create_graph,
-            tuple(sinks),
+            tuple(inputs),
             allow_unreachable=True,
             accumulate_grad=False,
         )
@@ -111,27 +111,27 @@ def run_shared(
     """Run the graph of several sources that share nodes: as a whole, in this thread.
 
     So every node is run once, with its whole gradient, and hooks see what they see in one process.
-    torch runs what it can, and only then an entry, that of the latest source first. There the
-    handler waits for the gradient. By then the gradients of all exits that don't depend on it are
-    complete, and were given to the handler.
+    torch runs what it can, and only then a send node, that of the latest source first. There the
+    handler waits for the gradient. By then the gradients of all recv nodes that don't depend on it
+    are complete, and were given to the handler.
 
     Returns:
         The leaves that were reached, and at least as many gradients; None is an undefined one.
     """
     exploration.make_first()
     leaves: dict[Node, GradientEdge] = {}
-    for sinks in exploration.sinks.values():
-        leaves.update((sink.node, sink) for sink in sinks if type(sink.node) is _LEAF)
-    entries = [
-        source.entries()[index] for source, live in exploration.live.items() for index in live
+    for inputs in exploration.inputs.values():
+        leaves.update((input_.node, input_) for input_ in inputs if type(input_.node) is _LEAF)
+    outputs = [
+        source.outputs()[index] for source, live in exploration.live.items() for index in live
     ]
-    edges = [get_gradient_edge(entry) for entry in entries]
+    edges = [get_gradient_edge(output) for output in outputs]
     behind = [*leaves.values(), BEHIND_EDGE]
     token = traffic.set(handler)
     try:
-        # With one thread for all devices, since entries must come last on all of them.
+        # With one thread for all devices, since send nodes must come last on all of them.
         with torch.autograd.set_multithreading_enabled(False):
-            ones = [torch.ones(()) for _ in entries]
+            ones = [torch.ones(()) for _ in outputs]
             found = _grad(edges, ones, behind, retain_graph, create_graph)
     finally:
         traffic.reset(token)
@@ -152,9 +152,9 @@ def _leave_nothing() -> None:
 
 
 def of_leaves(
-    sinks: Sequence[GradientEdge], found: Sequence[Tensor | None], taken: set[int] | None
+    inputs: Sequence[GradientEdge], found: Sequence[Tensor | None], taken: set[int] | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the leaves among the sinks, and the gradients that a run has found for them.
+    """Return the leaves among the inputs, and the gradients that a run has found for them.
 
     Each gradient is for the leaf to keep: with its layout, in memory that is its alone, as torch's
     accumulation into `.grad` does. Users and optimizers change gradients in place.
@@ -165,8 +165,8 @@ def of_leaves(
             gradients are taken as they are.
     """
     kept = []
-    for index, sink in enumerate(sinks):
-        node = sink.node
+    for index, input_ in enumerate(inputs):
+        node = input_.node
         if type(node) is not _LEAF:
             continue
         # One reference is the sequence's, one the argument's. More: it is a backward function's.

@@ -1,9 +1,9 @@
 """Records of the messages of an autograd context at a worker: where gradients enter and leave.
 
 Each tensor that is sent becomes the input of a node of its own, where its gradient enters the local
-graph: an *entry*. Each tensor that arrives becomes the output of a node of its own, where the local
-graph ends: an *exit*. Most passes only use the places of these nodes. When a pass runs them, they
-do what the `Traffic` of the running thread says.
+graph: a *send node*. Each tensor that arrives becomes the output of a node of its own, where the
+local graph ends: a *recv node*. The names are torch's. Most passes only use the places of these
+nodes. When a pass runs them, they do what the `Traffic` of the running thread says.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Entries have lower numbers than all other nodes, see `graph.GraphExploration.make_first`.
-ENTRIES_BELOW = 1 << 40
+# Send nodes have lower numbers than all other nodes, see `graph.GraphExploration.make_first`.
+SEND_NODES_BELOW = 1 << 40
 
 
 class Traffic(Protocol):
-    """The actions of entries and exits in a thread that runs them."""
+    """The actions of send and recv nodes in a thread that runs them."""
 
     def enter(self, source: int, index: int) -> Tensor | None:
         """Return the gradient of a tensor that was sent: it is waited for."""
@@ -43,12 +43,12 @@ traffic: ContextVar[Traffic | None] = ContextVar("farcall_traffic", default=None
 # `torch.autograd.Function` without its support for torch.func, which takes as long as all the rest.
 _Function = internals.SingleLevelFunction
 
-# An exit is run only if something behind it is asked for. Only a thread that has the GIL may use
-# this leaf, as `apply` does; making the edge does not. For torch looks for the leaf's accumulator
-# under a mutex of the leaf, and may have to wait for the GIL then, while the thread that has the
-# GIL waits for the mutex, both forever (torch 2.13).
-BEHIND_EXITS = torch.empty(0, requires_grad=True)
-BEHIND_EDGE = get_gradient_edge(BEHIND_EXITS)
+# A recv node is run only if something behind it is asked for. Only a thread that has the GIL may
+# use this leaf, as `apply` does; making the edge does not. For torch looks for the accumulator of
+# the leaf under a mutex of the leaf, and may have to wait for the GIL then, while the thread that
+# has the GIL waits for the mutex, both forever (torch 2.13).
+BEHIND_RECV_NODES = torch.empty(0, requires_grad=True)
+BEHIND_EDGE = get_gradient_edge(BEHIND_RECV_NODES)
 
 
 def with_grad(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,7 +59,7 @@ def with_grad(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
 
-class _Entry(_Function):
+class _SendFunction(_Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, source: int, index: int) -> Tensor:
         ctx.place = source, index
@@ -72,7 +72,7 @@ class _Entry(_Function):
         return current.enter(*ctx.place), None, None
 
 
-class _Exit(_Function):
+class _RecvFunction(_Function):
     @staticmethod
     def forward(ctx: Any, behind: Tensor, arrived: Tensor, origin: tuple[str, int]) -> Tensor:
         ctx.origin = origin
@@ -124,12 +124,12 @@ class SentTensors:
         edges: where in the graph each of them was, when this was made.
     """
 
-    __slots__ = ("_entries", "_roots", "edges", "number")
+    __slots__ = ("_outputs", "_roots", "edges", "number")
 
     def __init__(self, number: int, tensors: Sequence[Tensor]) -> None:
         self.number = number
         self._roots = tensors
-        self._entries: list[Tensor] = []
+        self._outputs: list[Tensor] = []
         if number == ROOT:
             self.edges = [
                 get_gradient_edge(tensor)
@@ -139,35 +139,35 @@ class SentTensors:
             ]
         else:
             # Sent tensors may be changed in place before the pass.
-            self._entries, self._roots = with_grad(_make_entries, number, tensors), ()
-            behind = [entry.grad_fn.next_functions[0] for entry in self._entries]  # type: ignore[union-attr]
+            self._outputs, self._roots = with_grad(_make_send_nodes, number, tensors), ()
+            behind = [output.grad_fn.next_functions[0] for output in self._outputs]  # type: ignore[union-attr]
             self.edges = [GradientEdge(node, index) for node, index in behind]  # type: ignore[arg-type]
 
-    def entries(self) -> list[Tensor]:
-        """Return, for each of them, a tensor whose node is its entry."""
-        if not self._entries:
-            self._entries = with_grad(_make_entries, self.number, self._roots)
-        return self._entries
+    def outputs(self) -> list[Tensor]:
+        """Return, for each of them, the output of its send node."""
+        if not self._outputs:
+            self._outputs = with_grad(_make_send_nodes, self.number, self._roots)
+        return self._outputs
 
 
-def _make_entries(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+def _make_send_nodes(source: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     made: list[Tensor] = [
-        _Entry.apply(  # type: ignore[no-untyped-call]
+        _SendFunction.apply(  # type: ignore[no-untyped-call]
             _behind(tensor) if tensor.is_leaf or type(tensor) is not Tensor else tensor,
             source,
             index,
         )
         for index, tensor in enumerate(tensors)
     ]
-    for entry in made:
-        internals.set_sequence_nr(entry.grad_fn)(source % ENTRIES_BELOW)
+    for output in made:
+        internals.set_sequence_nr(output.grad_fn)(source % SEND_NODES_BELOW)
     return made
 
 
 def _behind(leaf: Tensor) -> Tensor:
     """Return a tensor with the gradient, dense or sparse, of the leaf, which may be of a subclass.
 
-    `apply` is not for leaves: it has the GIL, see BEHIND_EXITS.
+    `apply` is not for leaves: it has the GIL, see BEHIND_RECV_NODES.
     """
     if type(leaf) is not Tensor and type(leaf) is not torch.nn.Parameter:
         return plain(leaf)
@@ -186,17 +186,17 @@ class ReceivedTensors(msgspec.Struct, eq=False):
     peer: Peer  # their sender
     number: int  # the sender's number for them
     context: int  # id of the context they belong to
-    receives: dict[Node, ReceivedTensors]  # of that context; exits are added
-    nodes: list[Node] = []  # their exits, in the order of the message
+    receives: dict[Node, ReceivedTensors]  # of that context; recv nodes are added
+    nodes: list[Node] = []  # their recv nodes, in the order of the message
 
     def attach(self, arrived: Tensor) -> Tensor:
-        """Make a tensor without a graph the output of an exit of this receive; gives it back."""
+        """Make a tensor without a graph the output of a recv node; gives it back."""
         origin = self.peer.name, self.context
         if torch.is_grad_enabled():
-            _Exit.apply(BEHIND_EXITS, arrived, origin)  # type: ignore[no-untyped-call]
+            _RecvFunction.apply(BEHIND_RECV_NODES, arrived, origin)  # type: ignore[no-untyped-call]
         else:
             with torch.enable_grad():
-                _Exit.apply(BEHIND_EXITS, arrived, origin)  # type: ignore[no-untyped-call]
+                _RecvFunction.apply(BEHIND_RECV_NODES, arrived, origin)  # type: ignore[no-untyped-call]
         node = arrived.grad_fn
         assert node is not None
         self.nodes.append(node)

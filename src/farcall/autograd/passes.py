@@ -37,7 +37,7 @@ from farcall.transport.base import Link
 
 Tensor = torch.Tensor
 Gradients = Mapping[int, Tensor | None]  # of the tensors of a source, by their indices
-Found = Mapping[Node, Tensor | None]  # gradients, by the exits that they are of
+Found = Mapping[Node, Tensor | None]  # gradients, by the recv nodes that they are of
 Todo = list[do.Instruction]
 Asker = Future[None]  # what waits for an answer to PREPARE or SURVEY
 FAST_PATIENCE = 0.8  # of the timeout: how long a run waits for a gradient that may never come
@@ -296,21 +296,23 @@ class Pass:
                 source, gradients = self._sources[number], self._gradients.pop(number)
                 is_alone = machine.state is PassState.ALONE
                 reach = self._alone(source, gradients) if is_alone else self._live
-            sinks = reach.exploration.sinks[source]
-            found = graph.run(source, gradients, sinks, **self._flags)
-            exits: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
-            for index, sink in enumerate(sinks):
-                receive = self._context.receives.get(sink.node)
+            inputs = reach.exploration.inputs[source]
+            found = graph.run(source, gradients, inputs, **self._flags)
+            of_receives: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
+            for index, input_ in enumerate(inputs):
+                receive = self._context.receives.get(input_.node)
                 if receive is not None:
-                    exits.setdefault(receive, {})[sink.node] = found[index]
+                    of_receives.setdefault(receive, {})[input_.node] = found[index]
             with self._lock:
-                todo = machine.computed(number, {each: each.peer.incarnation for each in exits})
+                todo = machine.computed(
+                    number, {each: each.peer.incarnation for each in of_receives}
+                )
             for instruction in todo:
                 if isinstance(instruction, do.KeepLeaves):
-                    self._accumulate(sinks, found)
+                    self._accumulate(inputs, found)
                 else:
                     receive = instruction.receive
-                    self._send(receive, instruction.credit, exits[receive])
+                    self._send(receive, instruction.credit, of_receives[receive])
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:
@@ -346,7 +348,7 @@ class Pass:
             return self._gradients[number]
 
     def receive_of(self, node: Node) -> ReceivedTensors | None:
-        """Return the receive that an exit belongs to, or None if it is no exit of this context."""
+        """Return the receive that a recv node belongs to, or None if the context has no such."""
         return self._context.receives.get(node)
 
     @property
@@ -354,11 +356,11 @@ class Pass:
         options = self.options
         return {"retain_graph": options.retain_graph, "create_graph": options.create_graph}
 
-    def _accumulate(self, sinks: Sequence[GradientEdge], found: Sequence[Tensor | None]) -> None:
-        """Keep the gradients that were found of those sinks that are leaves."""
+    def _accumulate(self, inputs: Sequence[GradientEdge], found: Sequence[Tensor | None]) -> None:
+        """Keep the gradients that were found of those inputs that are leaves."""
         # A tensor with a graph of its own is not changed in place anyway.
         taken = None if self.options.create_graph else self._taken
-        gradients = graph.of_leaves(sinks, found, taken)
+        gradients = graph.of_leaves(inputs, found, taken)
         self._runner.on_leaf_gradients(gradients)
         if self._held is None:
             self._context.accumulate(gradients)
@@ -367,10 +369,10 @@ class Pass:
                 context_state.accumulate(self._held, gradients)
 
     def left(self, number: int, receive: ReceivedTensors, found: Found) -> None:
-        """Note, in a run of all sources up to `number`, that an exit of a receive has run.
+        """Note, in a run of all sources up to `number`, that a recv node of a receive has run.
 
         Args:
-            found: the gradients of exits so far.
+            found: the gradients of recv nodes so far.
         """
         with self._lock:
             self._check()
@@ -407,13 +409,13 @@ class Pass:
 
     # The end.
 
-    def returned(self, peer: Peer, credit: int, missing: int) -> None:
+    def credit_returned(self, peer: Peer, credit: int, missing: int) -> None:
         """Note, at the root, that a worker gave credit back."""
-        self._report(self._machine.returned, peer.name, credit, missing)
+        self._report(self._machine.credit_returned, peer.name, credit, missing)
 
-    def broken(self, peer: Peer) -> None:
+    def pass_failed(self, peer: Peer) -> None:
         """Note, at the root, that the pass has failed at a peer."""
-        self._report(self._machine.broken, peer.name)
+        self._report(self._machine.pass_failed, peer.name)
 
     def on_peer_lost(self, peer: Peer) -> None:
         """Fail the pass if it needs this worker, which is gone."""

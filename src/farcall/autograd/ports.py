@@ -52,12 +52,12 @@ class RunningPass(Protocol):
         """Return the gradients of the live tensors of a source, when they are there."""
 
     def receive_of(self, node: Node) -> ReceivedTensors | None:
-        """Return the receive that an exit belongs to, or None if it is no exit of this context."""
+        """Return the receive that a recv node belongs to, or None if the context has no such."""
 
     def left(
         self, number: int, receive: ReceivedTensors, found: Mapping[Node, torch.Tensor | None]
     ) -> None:
-        """Hear that an exit of a receive has run, and which gradients of exits there are so far."""
+        """Hear that a recv node of a receive has run, and all gradients of recv nodes so far."""
 
     def ran(self, number: int) -> None:
         """Hear that the run of a source is over."""

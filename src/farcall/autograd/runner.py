@@ -227,15 +227,15 @@ class Runner:
             CallError: the peer is gone, or takes nothing for the agent's `rpc_timeout`.
         """
         with profiling.event(SENDING_EVENT):
-            dumped = self.agent.pickling.dump(gradients, peer)
+            payload = self.agent.pickling.dump(gradients, peer)
             message = Gradients(context.id, options.id, number, credit, *options[1:-1])
             if options.trace:
                 message.trace = dict(options.trace)
             if options.create_graph:
-                _, message.sent = self._recorded.send(context.id, peer, dumped.tensors)
+                _, message.sent = self._recorded.send(context.id, peer, payload.tensors)
             seconds = self.agent.status.rpc_timeout
             deadline = time.monotonic() + seconds if seconds else math.inf
-            frame = Frame(message, 0, dumped.body, dumped.buffers)
+            frame = Frame(message, 0, payload.body, payload.buffers)
             return self.agent.control.send(peer, frame, deadline)
 
     def give_back(self, context: Context, options: PassOptions, credit: int, missing: int) -> None:
@@ -317,10 +317,10 @@ class Runner:
         if backward is None:
             return
         if isinstance(message, CreditReturned):
-            backward.returned(peer, message.credit, message.missing)
+            backward.credit_returned(peer, message.credit, message.missing)
         else:
             self.agent.executor.allow_promotion()
-            backward.broken(peer)
+            backward.pass_failed(peer)
 
     # Calls of other workers; see `handlers`.
 

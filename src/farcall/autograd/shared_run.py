@@ -1,4 +1,4 @@
-"""The work of a run of all sources of a worker at its entries and exits."""
+"""The work of a run of all sources of a worker at its send and recv nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SharedRun:
         receive = self._pass.receive_of(node)
         if receive is None:
             return False
-        assert self._running is not None, "an exit has its gradient from an entry"
+        assert self._running is not None, "a recv node has its gradient from a send node"
         self._arrived[node] = gradient
         self._pass.left(self._running, receive, self._arrived)
         return True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from farcall import torch_internals as internals
-from farcall.autograd import contents_of, context
+from farcall.autograd import context, context_with_id
 from farcall.optim.central import Central, Closure
 from farcall.optim.clipping import clip_norm
 from farcall.optim.groups import (
@@ -191,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_in(self, context_id: int) -> None:
-        contents_of(context_id)  # raises if there is no such context
+        context_with_id(context_id)  # raises if there is no such context
         work = self._sharded("give step a closure that takes the id of a context")
         if not changes(self._sent, self.param_groups):
             call_inside(context_id, work.step, context_id, {})
@@ -249,7 +249,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: this worker has no such context; or see `error_if_nonfinite`.
         """
-        contents_of(context_id)
+        context_with_id(context_id)
         limit, power = float(max_norm), float(norm_type)
         args = self._work.owners, context_id, limit, power, error_if_nonfinite
         return call_inside(context_id, clip_norm, *args)
@@ -259,7 +259,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         As `torch.nn.utils.clip_grad_value_`; otherwise like `clip_grad_norm_`.
         """
-        contents_of(context_id)
+        context_with_id(context_id)
         what, limit = "clipping gradients", float(clip_value)
         call_inside(context_id, self._work.owners.call, what, "clamp", context_id, limit)
 

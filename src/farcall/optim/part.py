@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farcall.autograd import contents_of
+from farcall.autograd import context_with_id
 from farcall.optim.groups import Change, Group, LocalGroup, Options, apply, options_of
 from farcall.optim.parameters import Norms, Parameters
-from farcall.optim.shadow_parameters import StandIns, stand_in
+from farcall.optim.shadow_parameters import ShadowParameters, shadow_of
 from farcall.optim.shards import Outline, Shard, initial_state, mismatches, to_cpu
 from farcall.rref import RRef
 from farcall.runtime.calls.call_names import own_handler
@@ -57,9 +57,9 @@ class Part(Parameters):
             self.extend(found, group.numbers)
             described.append(self._describe(group, found, tensors))
         optimizer = recipe.make(described)
-        self._main = StandIns(self.tensors, optimizer, tensors, hogwild)
+        self._main = ShadowParameters(self.tensors, optimizer, tensors, hogwild)
         # Twins of `_main` that wait for steps, and the parameters whose state is complete.
-        self._twins: deque[StandIns] = deque()
+        self._twins: deque[ShadowParameters] = deque()
         self._warm: set[Tensor] = set()
 
     @property
@@ -67,8 +67,8 @@ class Part(Parameters):
         return self._main.optimizer
 
     def _describe(self, group: LocalGroup, found: list[Tensor], tensors: list[Tensor]) -> Group:
-        """Return the group for torch, over stand-ins, which are added to `tensors`."""
-        fresh: list[Any] = [stand_in(parameter, self._hogwild) for parameter in found]
+        """Return the group for torch, over shadows, which are added to `tensors`."""
+        fresh: list[Any] = [shadow_of(parameter, self._hogwild) for parameter in found]
         tensors += fresh
         params = fresh if group.names is None else list(zip(group.names, fresh, strict=True))
         return {**group.options, "params": params}
@@ -90,7 +90,7 @@ class Part(Parameters):
 
     def step(self, context_id: int, changes: Mapping[int, Change] | None) -> None:
         """Update the parameters by the gradients of a context, after changing hyperparameters."""
-        gradient_of = contents_of(context_id).gradient_of
+        gradient_of = context_with_id(context_id).gradient_of
         if self._hogwild and self._warm.issuperset(self._used(gradient_of)):
             if changes:
                 with self.locks.held():

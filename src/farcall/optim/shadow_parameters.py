@@ -1,9 +1,9 @@
 """An optimizer of torch that works on parameters without touching their `.grad`.
 
-It is given stand-ins: tensors over the same memory as the parameters, with gradients of their own.
+It is given shadows: tensors over the same memory as the parameters, with gradients of their own.
 So a step sees the gradients of one context only, whatever else goes on with the parameters: other
 optimizers of the same parameters, local backward passes, or other steps of this optimizer, each on
-stand-ins of its own.
+shadows of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from farcall.optim.stepping import take_step
 Tensor = torch.Tensor
 
 
-class StandIns:
-    """Stand-ins of some parameters, and the optimizer that updates through them.
+class ShadowParameters:
+    """Shadows of some parameters, and the optimizer that updates through them.
 
     Not thread-safe: for one step at a time.
 
     Args:
         parameters: leaves, in the order of the groups. The list is the caller's, and may grow.
         optimizer: over `tensors`.
-        tensors: see `stand_in`.
-        unnoticed: see `stand_in`.
+        tensors: see `shadow_of`.
+        unnoticed: see `shadow_of`.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class StandIns:
             old = self.tensors[index]
             if old.is_set_to(parameter):
                 continue
-            new = self.tensors[index] = stand_in(parameter, self._unnoticed)
+            new = self.tensors[index] = shadow_of(parameter, self._unnoticed)
             if old in self.optimizer.state:
                 self.optimizer.state[new] = self.optimizer.state.pop(old)
             for group in self.optimizer.param_groups:
                 # In place: LBFGS and others keep the list.
                 group["params"][:] = [new if p is old else p for p in group["params"]]
 
-    def twin(self) -> StandIns:
-        """Return the same optimizer on other stand-ins, for a step that goes on at the same time.
+    def twin(self) -> ShadowParameters:
+        """Return the same optimizer on other shadows, for a step that goes on at the same time.
 
         Its state is that of this one, the very same objects; see `refresh`.
         """
         optimizer = object.__new__(type(self.optimizer))
         optimizer.__dict__.update(self.optimizer.__dict__)
-        tensors = [stand_in(parameter, self._unnoticed) for parameter in self._parameters]
+        tensors = [shadow_of(parameter, self._unnoticed) for parameter in self._parameters]
         of = dict(zip(self.tensors, tensors, strict=True))
         optimizer.state = defaultdict(dict)
         optimizer.param_groups = [
             {**group, "params": [of[tensor] for tensor in group["params"]]}
             for group in self.optimizer.param_groups
         ]
-        return StandIns(tuple(self._parameters), optimizer, tensors, self._unnoticed)
+        return ShadowParameters(tuple(self._parameters), optimizer, tensors, self._unnoticed)
 
-    def refresh(self, original: StandIns) -> list[Options]:
+    def refresh(self, original: ShadowParameters) -> list[Options]:
         """Make a twin's state and hyperparameters those of the original; gives the latter."""
         # The original may be given more groups meanwhile: the earlier ones stay where they are.
         state = original.optimizer.state
@@ -98,7 +98,7 @@ class StandIns:
             given.append(options)
         return given
 
-    def give_back(self, original: StandIns, given: Sequence[Options]) -> None:
+    def give_back(self, original: ShadowParameters, given: Sequence[Options]) -> None:
         """Hand the hyperparameters that the twin's step itself wrote to the original."""
         for options, group, other in zip(
             given, self.optimizer.param_groups, original.optimizer.param_groups, strict=False
@@ -108,11 +108,11 @@ class StandIns:
                     other[name] = value
 
 
-def stand_in(parameter: Tensor, unnoticed: bool) -> Tensor:
+def shadow_of(parameter: Tensor, unnoticed: bool) -> Tensor:
     """Return a tensor over the same memory with a gradient of its own.
 
     Args:
-        unnoticed: whether autograd shall not know that an update of the stand-in changes the
+        unnoticed: whether autograd shall not know that an update of the shadow changes the
             parameter. Else a backward pass that needs the value from before raises torch's "has
             been modified by an inplace operation".
     """

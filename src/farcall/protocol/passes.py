@@ -33,9 +33,9 @@ receive, with the indices of its used tensors. Two waves go through the workers 
     any       left                             same      Send, if the receive has all its gradients
     any       ran                              same      Return the rest of the source's credit
     any       ran, the last, and averages      same      Average; then, when `averaged`, Return
-    any       returned, not all                same      (at the root)
-    any       returned, all                    OVER      End; or Unused, if fast mode was wrong
-    any       broken                           same      AskCause (at the root)
+    any       credit_returned, not all         same      (at the root)
+    any       credit_returned, all             OVER      End; or Unused, if fast mode was wrong
+    any       pass_failed                      same      AskCause (at the root)
     any       fail, lost (was sent gradients)  FAILED    Stop, Answer all, End at the root, TellRoot
     any       stop, lost (the root)            FAILED    the same, and the root is not told
     any       abort                            FAILED    the same, and TellAll, once
@@ -310,12 +310,12 @@ class PassMachine:
             return []
         missing = self.missing if self._is_fast else -1
         if self.is_root:
-            return self.returned(self._me, credit, missing)
+            return self.credit_returned(self._me, credit, missing)
         return [do.ReturnCredit(credit, missing)]
 
     # The end.
 
-    def returned(self, worker: Any, credit: int, missing: int) -> list[Instruction]:
+    def credit_returned(self, worker: Any, credit: int, missing: int) -> list[Instruction]:
         """Hear, at the root, that a worker gave credit back.
 
         Args:
@@ -335,7 +335,7 @@ class PassMachine:
         self.is_over = True
         return [do.EndPass(None)]
 
-    def broken(self, peer: Any) -> list[Instruction]:
+    def pass_failed(self, peer: Any) -> list[Instruction]:
         """Hear, at the root, that the pass has failed at a peer."""
         goes_on = self.is_root and self.error is None and not self.is_over
         return [do.AskCause(peer)] if goes_on else []

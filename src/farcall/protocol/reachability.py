@@ -1,8 +1,8 @@
 """The reach of sources at one worker: in the graph, and in which messages that came.
 
 Sources must be run together if something waits for several of them (BWD-1): a node, a hook, or a
-message. *Sinks* are the nodes where gradients leave the graph: leaves, and *exits*, which stand for
-received tensors. See `passes` for sources, receives and parts.
+message. *Inputs*, in torch's words, are the nodes where gradients leave the graph: leaves, and
+*recv nodes*, which stand for received tensors. See `passes` for sources, receives and parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 Node = Any
 Edge = Any
 SentTensors = Any  # its `edges` have the `node` of each tensor
-ReceivedTensors = Any  # its `nodes` are the exits of its tensors
+ReceivedTensors = Any  # its `nodes` are the recv nodes of its tensors
 
 
 class Exploration(ABC):
@@ -24,13 +24,13 @@ class Exploration(ABC):
     what it comes from, or None, and a number.
 
     Args:
-        exits: of the context.
+        recv_nodes: of the context.
         base: what others have found, to go on from. It is not changed.
 
     Attributes:
         live: source -> indices of its tensors that were explored.
-        sinks: source -> the sinks that it reaches, as torch wants them, but for exits that others
-            reached before.
+        inputs: source -> the inputs that it reaches, as torch wants them, but for recv nodes that
+            others reached before.
     """
 
     leaf: type[Any]  # nodes where gradients end
@@ -38,17 +38,17 @@ class Exploration(ABC):
     @staticmethod
     @abstractmethod
     def edge(node: Any) -> Any:
-        """Return a sink, for the code that runs the graph; its `node` is this one."""
+        """Return an input, for the code that runs the graph; its `node` is this one."""
 
     @staticmethod
     @abstractmethod
     def has_hooks(leaf: Any) -> bool:
         """Return whether a leaf has hooks, which must see its whole gradient."""
 
-    def __init__(self, exits: Collection[Node], base: Exploration | None = None) -> None:
+    def __init__(self, recv_nodes: Collection[Node], base: Exploration | None = None) -> None:
         self.live: dict[SentTensors, list[int]] = {}
-        self.sinks: dict[SentTensors, list[Edge]] = {}
-        self._exits = exits
+        self.inputs: dict[SentTensors, list[Edge]] = {}
+        self._recv_nodes = recv_nodes
         self._base = base
         self._seen: dict[Node, SentTensors] = {}
         self._leaves: dict[Node, SentTensors] = {}  # the first that reached it
@@ -67,10 +67,10 @@ class Exploration(ABC):
         return self._shares_node or any(map(self.has_hooks, self._others))
 
     def explore(self, source: SentTensors, live: Iterable[int]) -> list[Edge]:
-        """Explore more tensors of a source; return the sinks that they are the first to reach."""
-        seen, exits, leaf, edge = self._seen, self._exits, self.leaf, self.edge
+        """Explore more tensors of a source; return the inputs that they are the first to reach."""
+        seen, recv_nodes, leaf, edge = self._seen, self._recv_nodes, self.leaf, self.edge
         base = {} if self._base is None else self._base._seen
-        sinks: list[Edge] = []
+        inputs: list[Edge] = []
         edges = source.edges
         explored = self.live.setdefault(source, [])
         stack = []
@@ -81,21 +81,21 @@ class Exploration(ABC):
             node = stack.pop()
             if type(node) is leaf:
                 if self._is_new_leaf(source, node):
-                    sinks.append(edge(node))
+                    inputs.append(edge(node))
                 continue
             first = seen.get(node) or base.get(node)
             if first is not None:
                 self._shares_node |= first is not source
                 continue
             seen[node] = source
-            if node in exits:
-                sinks.append(edge(node))
+            if node in recv_nodes:
+                inputs.append(edge(node))
                 continue
             for child, _ in node.next_functions:
                 if child is not None:
                     stack.append(child)
-        self.sinks.setdefault(source, []).extend(sinks)
-        return sinks
+        self.inputs.setdefault(source, []).extend(inputs)
+        return inputs
 
     def _is_new_leaf(self, source: SentTensors, node: Node) -> bool:
         """Return whether the source has not reached a leaf before."""
@@ -120,7 +120,7 @@ class Reach:
 
     Attributes:
         exploration: of the graph.
-        reached: the exits of each receive that are reached, and by which source.
+        reached: the recv_nodes of each receive that are reached, and by which source.
     """
 
     explorer: type[Exploration]
@@ -145,8 +145,8 @@ class Reach:
         A part is a receive, and indices of its tensors.
         """
         found: dict[ReceivedTensors, list[int]] = {}
-        for sink in self.exploration.explore(source, live):
-            node = sink.node
+        for input_ in self.exploration.explore(source, live):
+            node = input_.node
             receive = self._receives.get(node)
             if receive is not None:
                 found.setdefault(receive, []).append(receive.nodes.index(node))

@@ -252,7 +252,7 @@ class BackwardBug(Enum):
     ACCUMULATES_LATE = "accumulates-late", _AccumulatesLate
     AVERAGES_EARLY = "averages-early", _AveragesEarly
     IGNORES_DEATHS = "ignores-deaths", _ignoring("on_peer_lost")
-    DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "broken")
+    DOES_NOT_ASK_WHY = "does-not-ask-why", _without(AskCause, "pass_failed")
     FAILS_IN_SILENCE = "fails-in-silence", _without(TellRoot, "fail")
     TELLS_NOBODY = "tells-nobody", _without(TellAll, "abort")
     LEAVES_ASKERS_WAITING = "leaves-askers-waiting", _without(AnswerAsker, "stop")

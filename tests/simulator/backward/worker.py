@@ -99,9 +99,9 @@ class Worker:
         known = content.passes.get(options)
         match what:
             case ReturnCredit(credit=credit, missing=missing) if known is not None:
-                known.report(known.machine.returned, peer, credit, missing)
+                known.report(known.machine.credit_returned, peer, credit, missing)
             case TellRoot() if known is not None:
-                known.report(known.machine.broken, peer)
+                known.report(known.machine.pass_failed, peer)
             case AskCause():
                 answer((known and known.error) or f"no failed pass {options}")
             case AskRoot():
