@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview
 OutBuffer = Buffer | tuple[Buffer, int, int]
-"""A buffer; or one that lies in a file which may be lent to the peer, with the descriptor of the
+"""A buffer; or one that lies in a file which the peer may map, with the descriptor of the
 file and the address where it is mapped. Only in this stub, as `Buffer` is."""
 
 SHM_VERSION: int
@@ -168,7 +168,8 @@ class Endpoint:
         self, fd: int, limits: tuple[int, ...], side: int, zero_copy: bool, deadline: float
     ) -> Link:
         """Shared memory, or the socket alone if there is none for the two. Takes the descriptor
-        over. `side`: 0 if we dialled and 1 if not. `zero_copy`: both workers lend memory.
+        over. `side`: 0 if we dialled and 1 if not. `zero_copy`: both workers map the
+        memory of the other.
         RuntimeError: it broke, or the peer made no sense.
         """
 

@@ -201,12 +201,12 @@ def _identity() -> Identity:
     return Identity("w0", 0, new_incarnation())
 
 
-def accepting_side(secret: str) -> Conversation[handshake.Met]:
+def accepting_side(secret: str) -> Conversation[handshake.HandshakeResult]:
     """Return a worker's side of a handshake with a stranger that dials in."""
     return handshake.accepting(_identity(), _terms(secret), admit=lambda _: None)
 
 
-def dialling_side(secret: str) -> Conversation[handshake.Met]:
+def dialling_side(secret: str) -> Conversation[handshake.HandshakeResult]:
     """Return a worker's side of a handshake with the server that it has dialled."""
     wanted = handshake.Wanted(new_incarnation(), "w1")
     return Conversation(
@@ -243,7 +243,7 @@ def believe_in(names: dict[str, str]) -> None:
 class Session:
     """A connection behind a handshake, on which its holder says what it likes."""
 
-    def __init__(self, sock: socket.socket, met: handshake.Met) -> None:
+    def __init__(self, sock: socket.socket, met: handshake.HandshakeResult) -> None:
         self.sock = sock
         self.peer = met.peer
         self._writer = writer_of(sock, met.keys)

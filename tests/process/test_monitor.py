@@ -155,7 +155,7 @@ def connected(pid: int, kind: str) -> socket.socket:
     return sock
 
 
-def ask(sock: socket.socket, terms: Terms) -> handshake.Met:
+def ask(sock: socket.socket, terms: Terms) -> handshake.HandshakeResult:
     deadline = time.monotonic() + PATIENCE
     return handshake.connect(sock, ASKER, terms, expects=0, deadline=deadline)
 

@@ -27,7 +27,7 @@ from farcall.transport.base import NotSent
 from farcall.transport.connect import dialling, handshake
 from farcall.transport.connect.addresses import UNIX
 from farcall.transport.connect.connection import Connection
-from farcall.transport.connect.handshake import Met
+from farcall.transport.connect.handshake import HandshakeResult
 from farcall.transport.connect.turns import AT_ONCE, DialTurns
 from farcall.transport.connect.visitors import Visitor
 
@@ -156,7 +156,7 @@ def test_dial_that_is_late_when_the_peer_has_its_link_goes_on(
     dial, shake = dialling.dial, handshake.connect
     shaken = threading.Event()
 
-    def shake_until_late(*args: Any, **options: Any) -> Met:
+    def shake_until_late(*args: Any, **options: Any) -> HandshakeResult:
         met = shake(*args, **{**options, "deadline": soon()})
         shaken.set()
         while time.monotonic() < deadline:

@@ -31,7 +31,7 @@ from farcall.transport.connect.credentials import (
     SecretCertificates,
     Terms,
 )
-from farcall.transport.connect.handshake import Met
+from farcall.transport.connect.handshake import HandshakeResult
 from farcall.transport.connect.handshake_messages import Hello, Identity, NotHere, Refuse
 from farcall.transport.connect.knock import knock
 from farcall.transport.connect.tls_config import TlsConfig
@@ -41,7 +41,7 @@ RIGHT = Identity("right", 1, 22)
 SECRET = bytes(range(32))
 
 Pair = tuple[socket.socket, socket.socket]
-Outcome = Met | BaseException
+Outcome = HandshakeResult | BaseException
 
 
 def of_secret(secret: bytes, **options: Any) -> Terms:
@@ -64,11 +64,11 @@ def soon() -> float:
     return time.monotonic() + PATIENCE
 
 
-def both(*sides: Callable[[], Met]) -> list[Any]:
+def both(*sides: Callable[[], HandshakeResult]) -> list[Any]:
     """Run two sides at once; what each returned or raised."""
     outcomes: dict[int, Outcome] = {}
 
-    def run(index: int, side: Callable[[], Met]) -> None:
+    def run(index: int, side: Callable[[], HandshakeResult]) -> None:
         try:
             outcomes[index] = side()
         except Exception as error:
@@ -90,7 +90,7 @@ def meet(pair: Pair, left: Terms, right: Terms, me: Identity = LEFT, **options: 
     )
 
 
-def accept(sock: socket.socket, terms: Terms) -> Met:
+def accept(sock: socket.socket, terms: Terms) -> HandshakeResult:
     return drive(sock, handshake.accepting(RIGHT, terms, admit=lambda _: None), soon())
 
 
@@ -115,12 +115,12 @@ def test_two_processes_make_certificates_of_one_secret(pair: Pair, terms: Terms)
 
 
 def test_nothing_beyond_the_handshake_is_read(pair: Pair, terms: Terms) -> None:
-    def connect_and_go_on() -> Met:
+    def connect_and_go_on() -> HandshakeResult:
         met = handshake.connect(pair[0], LEFT, terms, expects=0, deadline=soon())
         pair[0].sendall(b"first record")
         return met
 
-    def accept_and_go_on() -> Met:
+    def accept_and_go_on() -> HandshakeResult:
         pair[1].settimeout(PATIENCE)
         met = accept(pair[1], terms)
         assert pair[1].recv(100) == b"first record"
@@ -210,10 +210,10 @@ def test_worker_that_is_not_meant_says_so_inside(pair: Pair, terms: Terms) -> No
 
 
 def test_impostor_without_tls_can_not_tell_of_an_absence(pair: Pair, terms: Terms) -> None:
-    def impostor() -> Met:
+    def impostor() -> HandshakeResult:
         data = msgspec.msgpack.encode(Refuse("w1 is not here", "absent"))
         pair[1].sendall(struct.pack("<I", len(data)) + data)
-        return Met(RIGHT, None)
+        return HandshakeResult(RIGHT, None)
 
     left, _ = both(
         lambda: handshake.connect(pair[0], LEFT, terms, expects=22, deadline=soon()), impostor
@@ -267,7 +267,7 @@ def test_client_without_our_certificate_gets_nothing(
     pair: Pair, terms: Terms, version: ssl.TLSVersion | None
 ) -> None:
 
-    def stranger() -> Met:
+    def stranger() -> HandshakeResult:
         pair[0].settimeout(PATIENCE)
         with client_of(version).wrap_socket(pair[0].dup()) as sock:
             sock.sendall(b"x")
@@ -287,13 +287,13 @@ def test_more_than_a_handshake_inside_tls_is_refused(pair: Pair, terms: Terms) -
         parts = [msgspec.msgpack.encode(message) for message in messages]
         sock.sendall(b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
-    def crafty() -> Met:
+    def crafty() -> HandshakeResult:
         with context.wrap_socket(pair[0].dup()) as sock:
             hello = Hello("farcall", 1, "left", 0, 11, 0, "", "", "", bytes(32), False)
             say(sock, msgspec.structs.replace(hello, key=bytes(32)))
             sock.recv(1 << 16)
             say(sock, ["ready"], ["ready"])
-        return Met(LEFT, None)
+        return HandshakeResult(LEFT, None)
 
     _, right = both(crafty, lambda: accept(pair[1], Terms(None, terms.certificates)))
     assert isinstance(right, BadFrame)

@@ -58,8 +58,8 @@ class GraphNode:
     There all tensors of a message have one node where it is sent, and one where it arrives.
     """
 
-    def __init__(self, contents: Context, node: Any) -> None:
-        self._contents = contents
+    def __init__(self, context: Context, node: Any) -> None:
+        self._context = context
         self._node = node
 
     def name(self) -> str:
@@ -72,12 +72,12 @@ class GraphNode:
         return self._next(self._node.next_functions)
 
     def _next(self, edges: Iterable[tuple[Any, int]]) -> tuple[tuple[GraphNode, int], ...]:
-        receives = self._contents.receives
+        receives = self._context.receives
         return tuple(
             (
-                RecvNode(self._contents, receives[node])
+                RecvNode(self._context, receives[node])
                 if node in receives
-                else GraphNode(self._contents, node),
+                else GraphNode(self._context, node),
                 index,
             )
             for node, index in edges
@@ -99,8 +99,8 @@ class GraphNode:
 class SendNode(GraphNode):
     """Of the tensors that were sent in a message."""
 
-    def __init__(self, contents: Context, source: SentTensors) -> None:
-        super().__init__(contents, source)
+    def __init__(self, context: Context, source: SentTensors) -> None:
+        super().__init__(context, source)
 
     def name(self) -> str:
         return "torch::distributed::autograd::SendRpcBackward"
@@ -113,8 +113,8 @@ class SendNode(GraphNode):
 class RecvNode(GraphNode):
     """Of the tensors that arrived in a message."""
 
-    def __init__(self, contents: Context, receive: ReceivedTensors) -> None:
-        super().__init__(contents, receive)
+    def __init__(self, context: Context, receive: ReceivedTensors) -> None:
+        super().__init__(context, receive)
 
     def name(self) -> str:
         return "torch::distributed::autograd::RecvRpcBackward"
@@ -141,29 +141,29 @@ def _without_ours(edge: Any) -> tuple[Any, int]:
 class DistAutogradContext:
     """A worker's part of a context."""
 
-    def __init__(self, contents: Context) -> None:
-        self._contents = contents
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._contents.id}>"
+        return f"<{type(self).__name__} {self._context.id}>"
 
     def _context_id(self) -> int:
-        return self._contents.id
+        return self._context.id
 
     def _send_functions(self) -> dict[int, SendNode]:
         """Return the place in the graph of each sent message with tensors, by number."""
-        sources = self._contents.sources()
-        return {source.number: SendNode(self._contents, source) for source in sources}
+        sources = self._context.sources()
+        return {source.number: SendNode(self._context, source) for source in sources}
 
     def _recv_functions(self) -> dict[int, RecvNode]:
         """Return the place in the graph of each message with tensors that arrived, by number."""
-        receives = list(self._contents.receives.values())
-        return {receive.number: RecvNode(self._contents, receive) for receive in receives}
+        receives = list(self._context.receives.values())
+        return {receive.number: RecvNode(self._context, receive) for receive in receives}
 
     def _known_worker_ids(self) -> set[int]:
         """Ids of the workers that this one gave the context to."""
         directory = current_agent().directory
-        peers = map(directory.of_incarnation, _autograd().known_to(self._contents.id))
+        peers = map(directory.of_incarnation, _autograd().known_to(self._context.id))
         return {peer.worker.id for peer in peers if peer is not None}
 
 

@@ -36,7 +36,7 @@ from farcall.transport.connect.conversation import drive
 from farcall.transport.connect.dark_hosts import HostWatch
 from farcall.transport.connect.dialling import Dialled, Dialler
 from farcall.transport.connect.guests import Guest
-from farcall.transport.connect.handshake import Met
+from farcall.transport.connect.handshake import HandshakeResult
 from farcall.transport.connect.handshake_messages import (
     MAX_ADDRESSES,
     Ended,
@@ -178,7 +178,7 @@ class Connections(Generic[L]):
                 self._diallers[incarnation] = dialler
         try:
             link = dialler.reach(
-                deadline, lambda dialled: self._introduce(worker, dialled, deadline)
+                deadline, lambda dialled: self._handshake(worker, dialled, deadline)
             )
             if link.peer.incarnation != incarnation:
                 raise LinkError(f"worker {worker.name!r} had given this one up; both begin anew")
@@ -190,7 +190,7 @@ class Connections(Generic[L]):
                     del self._diallers[incarnation]
             raise
 
-    def _introduce(self, worker: Worker, dialled: Dialled, deadline: float) -> L:
+    def _handshake(self, worker: Worker, dialled: Dialled, deadline: float) -> L:
         logger.debug("%s: dialled %r at %s", self.me.name, worker.name, dialled.url)
         begun = original(worker.incarnation)
         sock = dialled.sock
@@ -220,7 +220,7 @@ class Connections(Generic[L]):
 
     def _shake(
         self, sock: socket.socket, me: Identity, name: str, expects: int, url: str, until: float
-    ) -> Met:
+    ) -> HandshakeResult:
         return handshake.connect(
             sock,
             me,

@@ -79,7 +79,7 @@ PRESENCE = "presence"  # what the proof of an acceptor is for that is only asked
 _CHECK_TLS = "set FARCALL_SECRET, or FARCALL_TLS_CERT, _KEY and _CA, on both workers"
 
 
-class Met(NamedTuple):
+class HandshakeResult(NamedTuple):
     """The result of a handshake.
 
     Attributes:
@@ -109,7 +109,7 @@ def connect(
     deadline: float,
     expects_name: str = "",
     expects_address: str = "",
-) -> Met:
+) -> HandshakeResult:
     """Introduce this worker over a socket that it connected, and learn who answers.
 
     The socket is left open and with its timeout unchanged; on an error the caller closes it.
@@ -155,7 +155,7 @@ def accepting(
     *,
     admit: Callable[[Identity], str | None],
     meeting: Meeting = first_meeting,
-) -> Conversation[Met]:
+) -> Conversation[HandshakeResult]:
     """Return the acceptor's side: learn who connected, make it prove itself, say who we are.
 
     When the peer is proven the conversation waits for `go_on`, which asks `admit`. A peer of which
@@ -219,7 +219,9 @@ def _secure(channel: HandshakeChannel, terms: Terms) -> Script[None]:
     channel.stream = stream
 
 
-def _connect(channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Wanted) -> Script[Met]:
+def _connect(
+    channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Wanted
+) -> Script[HandshakeResult]:
     hello, answer, mine, theirs = yield from greet(channel, me, terms, wanted)
     if terms.secret is not None:
         channel.send(Proof(_digest(terms.secret, "connector", mine, theirs)))
@@ -227,7 +229,7 @@ def _connect(channel: HandshakeChannel, me: Identity, terms: Terms, wanted: Want
         yield from _check_proof(channel, answer.identity, expected)
     channel.send(DiallerReady())
     keys = _keys(channel, hello, answer, _transcript(mine, theirs), terms)
-    return Met(_agreed(answer, me), keys)
+    return HandshakeResult(_agreed(answer, me), keys)
 
 
 def _accept(
@@ -236,7 +238,7 @@ def _accept(
     terms: Terms,
     admit: Callable[[Identity], str | None],
     meeting: Meeting,
-) -> Script[Met]:
+) -> Script[HandshakeResult]:
     beginning = yield from channel.wire.peek(BEGINNING)
     if is_knock(beginning):
         data = yield from channel.wire.read(LENGTH_OF_KNOCK)
@@ -273,7 +275,7 @@ def _accept(
     if not isinstance(ready, DiallerReady):
         raise BadFrame("the peer did not end the handshake")
     keys = _keys(channel, hello, answer, _transcript(theirs, mine), terms)
-    return Met(peer, None if keys is None else keys.of_acceptor())
+    return HandshakeResult(peer, None if keys is None else keys.of_acceptor())
 
 
 def _secured(channel: HandshakeChannel, terms: Terms) -> Script[None]:
