@@ -326,8 +326,8 @@ def arrive(ident: Any, value: object, seconds: float, wants_all: bool) -> Deferr
     """Note, at the leader of a gathering, that the caller has come. It can't come as another."""
     only, context = allowed_now(), current_context()
     assert context is not None
-    assert context.job is not None
-    name = context.job.peer.name
+    assert context.served is not None
+    name = context.served.peer.name
     meant = Ident.of(ident, name)
     if only is not None:
         only.check(f"{__name__}:{meant.kind}")

@@ -114,11 +114,11 @@ def kill(rref: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
 
 def _end(rref: RRef[Any], killer: str) -> None:
     """Drop an object of this worker, and stop the call that is to make it."""
-    jobs = rref._agent.coordinator.going_on  # before the drop: it ends the wait for a future
-    rref._place.kill(Cancelled(f"the object of this reference was killed by {killer}"))
-    for job in jobs:
-        if isinstance(job, ServerCall) and job.place == rref._handle.ref:
-            job.cancel(by_user=True)
+    calls = rref._agent.coordinator.going_on  # before the drop: it ends the wait for a future
+    rref._slot.kill(Cancelled(f"the object of this reference was killed by {killer}"))
+    for call in calls:
+        if isinstance(call, ServerCall) and call.result_ref == rref._handle.ref:
+            call.cancel(by_user=True)
     rref._agent.names.on_killed(rref._handle.ref)
 
 
@@ -197,8 +197,8 @@ def _unmet(agent: Agent) -> Iterator[Peer]:
 def _call_being_served() -> CallBeingServed:
     context = current_context()
     assert context is not None
-    assert context.job is not None
-    return context.job
+    assert context.served is not None
+    return context.served
 
 
 @own_handler("the object of a name", checks_itself=True)
@@ -216,7 +216,7 @@ def _reference_to(agent: Agent, ref: RefId) -> RRef[Any] | None:
     me = agent.me
     reference = Reference(ref.minted_by, ref.number, me.incarnation, me.name, me.id)
     (handle,) = agent.references.handles((reference,))
-    return RRef.of(handle) if agent.references.place_of(ref) is not None else None
+    return RRef.of(handle) if agent.references.slot_of(ref) is not None else None
 
 
 @own_handler("whether a name of objects is free", checks_itself=True)
@@ -230,7 +230,7 @@ def make_named(
     name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Handler of `remote(name=)`."""
-    ref = _call_being_served().place
+    ref = _call_being_served().result_ref
     agent = current_agent()
     assert ref is not None
     check_maker(allowed_now(), function)
@@ -277,10 +277,10 @@ def kill_object(_: str, rref: RRef[Any]) -> None:
 
 
 @own_handler("the use of a remote value", on_reference=True)
-def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
+def use_value(slot: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
     """Handler of the statements and builtins that take a handle of `farcall.actors`."""
     method, function = _USES[use]
-    value = place.get() if place.is_ready else awaited(place)
+    value = slot.get() if slot.is_ready else awaited(slot)
     only = allowed_now()
     if only is not None:
         method_of(only, value, method)
@@ -288,9 +288,9 @@ def use_value(place: ValueSlot, use: str, args: tuple[Any, ...]) -> Any:
 
 
 @own_handler("an attribute of a remote value", on_reference=True)
-def read_attribute(place: ValueSlot, name: str) -> Any:
+def read_attribute(slot: ValueSlot, name: str) -> Any:
     """Handler of the attributes of handles of `farcall.actors`."""
-    value = place.get() if place.is_ready else awaited(place)
+    value = slot.get() if slot.is_ready else awaited(slot)
     only = allowed_now()
     if only is not None:
         only.check(f"{name_of_class(type(value))}.{name}")
@@ -304,6 +304,6 @@ def describe_value(_: str, rref: RRef[Any]) -> tuple[type[Any], tuple[str, ...]]
     The reference is not the first argument: so it waits for no turn.
     """
     check_reference(rref)
-    value = awaited(rref._place)
+    value = awaited(rref._slot)
     names = () if allowed_now() is not None else tuple(getattr(value, "__dict__", ()))
     return type(value), tuple(name for name in names if name[:1] != "_")

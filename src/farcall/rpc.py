@@ -309,7 +309,7 @@ def cancelled() -> bool:
     end. Elsewhere the result is False.
     """
     context = current_context()
-    return context is not None and context.job is not None and context.job.cancelled
+    return context is not None and context.served is not None and context.served.cancelled
 
 
 @breaks_graphs

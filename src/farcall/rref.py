@@ -59,8 +59,8 @@ class RRef(Generic[T]):
         Raises:
             NotInitialized: before `init_rpc` or after `shutdown`.
         """
-        self._handle, place = current_agent().references.own()
-        place.set(value)
+        self._handle, slot = current_agent().references.own()
+        slot.set(value)
 
     @classmethod
     def of(cls, handle: RefHandle) -> Self:
@@ -90,7 +90,7 @@ class RRef(Generic[T]):
         return agent
 
     @property
-    def _place(self) -> ValueSlot:
+    def _slot(self) -> ValueSlot:
         handle = self._handle
         return handle.references.value_of(handle)
 
@@ -141,7 +141,7 @@ class RRef(Generic[T]):
             BaseException: what the function that was to make the value raised.
         """
         try:
-            return _value(self._place)  # type: ignore[no-any-return]
+            return _value(self._slot)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
             raise
@@ -162,7 +162,7 @@ class RRef(Generic[T]):
         try:
             seconds = seconds_or_default(timeout)
             if self._handle.is_owner:
-                return _value(self._place, self._agent.limits.of_call(seconds))  # type: ignore[no-any-return]
+                return _value(self._slot, self._agent.limits.of_call(seconds))  # type: ignore[no-any-return]
             return self._agent.call(self._handle.to, fetch, (self._handle,), None, seconds)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_own_frames(error)
@@ -214,7 +214,7 @@ class RRef(Generic[T]):
             )
         try:
             if handle.is_owner:
-                _backward(self._place, self._agent, dist_autograd_ctx_id, retain_graph)
+                _backward(self._slot, self._agent, dist_autograd_ctx_id, retain_graph)
             else:
                 call = (handle, dist_autograd_ctx_id, retain_graph)
                 self._agent.call(handle.to, run_backward, call)
@@ -338,33 +338,33 @@ def call_named(
     return proxy._MethodProxy__invoke(name, *args, **kwargs)
 
 
-# Functions that run on the owner, called with a reference: each gets the place of its value.
+# Functions that run on the owner, called with a reference: each gets the slot of its value.
 
 
-def _value(place: ValueSlot, limit: Limit | None = None) -> Any:
+def _value(slot: ValueSlot, limit: Limit | None = None) -> Any:
     """Return the value; wait as long as allowed, and as a caller waits for the call served here.
 
     Args:
         limit: what `CallLimits.of_call` gives; None for the deadline of the call served here.
     """
-    if not place.is_ready:
+    if not slot.is_ready:
         context = current_context()
-        job = None
+        served = None
         if context is not None and current_agent().limits.are_inherited:
-            job = context.job
+            served = context.served
         if limit is None:
-            limit = (math.inf, 0.0, None) if job is None else job.limit()
-        _wait(place, limit, job)
-    return place.get()
+            limit = (math.inf, 0.0, None) if served is None else served.limit()
+        _wait(slot, limit, served)
+    return slot.get()
 
 
-def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
+def _wait(slot: ValueSlot, limit: Limit, served: CallBeingServed | None) -> None:
     deadline, seconds, inherited = limit
     current_agent().executor.collecting.refuse("the value of an RRef that is not made yet")
     done = threading.Event()
-    stopping = contextlib.nullcontext() if job is None else job.stopped_by(done.set)
+    stopping = contextlib.nullcontext() if served is None else served.stopped_by(done.set)
     with waiting(), stopping:
-        if place.wait(deadline, done):
+        if slot.wait(deadline, done):
             return
     if done.is_set():
         raise Cancelled(
@@ -379,43 +379,43 @@ def _wait(place: ValueSlot, limit: Limit, job: CallBeingServed | None) -> None:
 
 
 @own_handler("to_here", result="the value of the reference, of type {},", on_reference=True)
-def fetch(place: ValueSlot) -> Any:
+def fetch(slot: ValueSlot) -> Any:
     """Handler of `to_here`."""
-    return _when_made(place, ValueSlot.get)
+    return _when_made(slot, ValueSlot.get)
 
 
 @own_handler("the type of a remote value", on_reference=True)
-def type_of(place: ValueSlot) -> Any:
+def type_of(slot: ValueSlot) -> Any:
     """Handler of `_get_type`."""
-    return _when_made(place, lambda place: type(place.get()))
+    return _when_made(slot, lambda slot: type(slot.get()))
 
 
-def _when_made(place: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
+def _when_made(slot: ValueSlot, read: Callable[[ValueSlot], Any]) -> Any:
     """Read a value now, or let the call wait for it without a thread."""
-    if place.is_ready:
-        return read(place)
+    if slot.is_ready:
+        return read(slot)
     future: Future[Any] = Future()
 
-    def made(place: ValueSlot) -> None:
+    def made(slot: ValueSlot) -> None:
         try:
-            future.set_result(read(place))
+            future.set_result(read(slot))
             return
         except BaseException as error:
             failure = StoredError(error)
         future.set_exception(failure.error())  # not in the handler, as in `ServerCall.run`
 
-    place.when_ready(made)
-    return Deferred(future, partial(place.remove_callback, made))
+    slot.when_ready(made)
+    return Deferred(future, partial(slot.remove_callback, made))
 
 
 @own_handler("the backward pass of a remote value", on_reference=True)
-def run_backward(place: ValueSlot, context: int, retain_graph: bool) -> None:
+def run_backward(slot: ValueSlot, context: int, retain_graph: bool) -> None:
     """Handler of `RRef.backward`."""
-    _backward(place, current_agent(), context, retain_graph)
+    _backward(slot, current_agent(), context, retain_graph)
 
 
-def _backward(place: ValueSlot, agent: Agent, context: int, retain_graph: bool) -> None:
-    value = _value(place)
+def _backward(slot: ValueSlot, agent: Agent, context: int, retain_graph: bool) -> None:
+    value = _value(slot)
     if not isinstance(value, torch.Tensor):
         found = type(value).__name__
         raise RuntimeError(f"RRef should contain a tensor for .backward(), not {found}")
@@ -425,10 +425,11 @@ def _backward(place: ValueSlot, agent: Agent, context: int, retain_graph: bool) 
         agent.gradients.backward(context, [value], retain_graph=retain_graph)
 
 
-def awaited(place: ValueSlot) -> Any:
+def awaited(slot: ValueSlot) -> Any:
     """Return the value, waiting as long as the caller of the call served here does."""
     context = current_context()
-    return _value(place, None if context is None or context.job is None else context.job.limit())
+    served = None if context is None else context.served
+    return _value(slot, None if served is None else served.limit())
 
 
 @own_handler(
@@ -437,9 +438,9 @@ def awaited(place: ValueSlot) -> Any:
     users_arguments=2,
     on_reference=True,
 )
-def call_method(place: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method(slot: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handler of the call proxies."""
-    value = place.get() if place.is_ready else awaited(place)
+    value = slot.get() if slot.is_ready else awaited(slot)
     only = allowed_now()
     method = getattr(value, name) if only is None else method_of(only, value, name)
     if not callable(method):

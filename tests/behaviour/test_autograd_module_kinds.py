@@ -192,9 +192,9 @@ def test_outside_of_a_context_a_script_module_arrives_with_leaves(
 ) -> None:
     serializer = Serializer()
     sent = FLOWS[kind]()
-    dumped = serializer.dump((sent, (lambda: 0) if by_value else None))
-    got, _ = serializer.load(dumped.body, [bytearray(one) for one in dumped.buffers])
-    assert len(leaves(got)) == len(leaves(sent)) == len(dumped.tensors)
+    payload = serializer.dump((sent, (lambda: 0) if by_value else None))
+    got, _ = serializer.load(payload.body, [bytearray(one) for one in payload.buffers])
+    assert len(leaves(got)) == len(leaves(sent)) == len(payload.tensors)
     assert all(one.is_leaf for one in leaves(got))
     assert torch.equal(got(X), sent(X))
 

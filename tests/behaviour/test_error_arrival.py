@@ -289,9 +289,9 @@ def test_error_that_a_caller_waits_for_is_shown_once(pair: list[Agent], gate: Ga
         return "".join(traceback.format_exception(raised.value))
 
     with in_threads(ask) as shown:
-        place = pair[1].references.place_of(rref._handle.ref)
-        assert place is not None
-        wait_until(lambda: bool(place._callbacks))
+        slot = pair[1].references.slot_of(rref._handle.ref)
+        assert slot is not None
+        wait_until(lambda: bool(slot._callbacks))
         gate.open()
     assert shown[0].count("in raise_\n") == 1, shown
 

@@ -88,7 +88,7 @@ class Pretender:
     is_ready = True
 
     @property
-    def _place(self) -> object:
+    def _slot(self) -> object:
         used.append("asked for its slot")
         return self
 
@@ -265,7 +265,7 @@ def test_a_reference_is_not_found_by_its_number(start: Start) -> None:
     assert len(number) == NUMBER_BYTES
     incarnation = agents[0].me.incarnation
     guesses = [RefId(incarnation, n.to_bytes(NUMBER_BYTES, "big")) for n in range(100)]
-    assert not any(agents[0].references.place_of(guess) for guess in guesses)
+    assert not any(agents[0].references.slot_of(guess) for guess in guesses)
 
 
 def test_farcalls_own_handlers_call_only_listed_functions(start: Start) -> None:

@@ -392,13 +392,13 @@ def values() -> tuple[object, ...]:
     )
 
 
-def dumped(more: Iterable[object], *, strict: bool) -> Iterable[bytes]:
+def payloads(more: Iterable[object], *, strict: bool) -> Iterable[bytes]:
     for value in (*values(), *more):
         payload = SERIALIZER.dump(value, strict=strict)
         yield struct.pack("<B", len(payload.buffers)) + bytes(payload.body)
 
 
-@target(lambda: dumped((), strict=False))
+@target(lambda: payloads((), strict=False))
 def plain(data: bytes) -> None:
     """Read with the compiled reader. The first byte says how many buffers come, too."""
     if SERIALIZER.plain is None or not data:
@@ -418,7 +418,7 @@ MORE = (
 )
 
 
-@target(lambda: dumped(MORE, strict=True))
+@target(lambda: payloads(MORE, strict=True))
 def strict(data: bytes) -> None:
     """Read with the reader of workers that have a policy. The first byte is that of `plain`."""
     if not data:

@@ -345,9 +345,9 @@ def test_tensors_travel_from_device_to_device(any_pair: Pair) -> None:
         torch.randn(100_000).to(torch.bfloat16),
     ]
     host = torch.randn(9000)
-    dumped = sender.dump([host, *map(Elsewhere, sent)])
-    assert len(dumped.body) < 3000, "buffers on the device are not in the pickle"
-    answer = link.exchange(request(1, dumped.body, dumped.buffers), soon())
+    payload = sender.dump([host, *map(Elsewhere, sent)])
+    assert len(payload.body) < 3000, "buffers on the device are not in the pickle"
+    answer = link.exchange(request(1, payload.body, payload.buffers), soon())
     receiver = Serializer()
     got_host, *got = receiver.load(answer.body, answer.buffers)
     assert torch.equal(got_host, host)

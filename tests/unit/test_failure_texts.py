@@ -121,8 +121,8 @@ def test_a_text_above_the_limit_has_as_many_characters_of_its_own(limit: int) ->
 
 
 def test_an_exception_that_can_be_pickled_arrives_with_its_whole_text() -> None:
-    failure, dumped = dump_failure(SERIALIZER, long_message("x"))
-    got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+    failure, payload = dump_failure(SERIALIZER, long_message("x"))
+    got = load_failure(SERIALIZER, failure, payload.body, worker="w1")
     assert type(got) is ValueError
     assert str(got) == "x" * LONG
 

@@ -134,11 +134,11 @@ def test_cancel_of_a_finished_call_is_answered_again():
 def test_the_ids_tell_how_many_calls_were_received():
     incoming: Incoming[str] = Incoming()
     for call_id in (1, 2, 5):  # 3 and 4 are on the way
-        incoming.request(call_id, "job")
+        incoming.request(call_id, "call")
     incoming.request(2, "again")
     assert incoming.received == 3
     incoming.cancel(4)  # it will never run
-    incoming.request(3, "job")
+    incoming.request(3, "call")
     incoming.finish(1)
     assert incoming.received == 4
     incoming.take_all()

@@ -157,7 +157,7 @@ def test_answer_of_a_call_that_is_not_noted_changes_nothing(carries):
 
 def test_request_that_makes_a_reference_is_accepted_at_once():
     machine: Machine = WorkerMachine(OWNER)
-    assert machine.calls_with(CALLER).incoming.request(1, "job")
+    assert machine.calls_with(CALLER).incoming.request(1, "call")
     assert machine.admit(CALLER, 1, (), RefId(CALLER, b"1"), 1)
     assert kinds(machine.take()) == [(Answer, Accepted)]
     assert machine.refs.owns(RefId(CALLER, b"1"))
@@ -166,7 +166,7 @@ def test_request_that_makes_a_reference_is_accepted_at_once():
 
 def test_request_with_references_that_live_elsewhere_has_to_wait():
     machine: Machine = WorkerMachine(OWNER)
-    machine.calls_with(CALLER).incoming.request(1, "job")
+    machine.calls_with(CALLER).incoming.request(1, "call")
     request = Request("f", references=(reference(RefId(THIRD, b"1"), THIRD),))
     assert machine.admit(CALLER, 1, request.references) is False
     assert machine.refs.statistics()["held"] == 0  # not before `arrive`
@@ -174,8 +174,8 @@ def test_request_with_references_that_live_elsewhere_has_to_wait():
 
 def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
     machine: Machine = WorkerMachine(OWNER)
-    machine.calls_with(CALLER).incoming.request(1, "job")
-    assert machine.cancelled(CALLER, 1, waits=False) == "job"
+    machine.calls_with(CALLER).incoming.request(1, "call")
+    assert machine.cancelled(CALLER, 1, waits=False) == "call"
     assert machine.take() == []
     assert machine.answer(CALLER, 1, ())
     assert machine.cancelled(CALLER, 1, waits=False) is None
@@ -184,14 +184,14 @@ def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
 
 def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
-    machine.calls_with(CALLER).incoming.request(1, "job")
+    machine.calls_with(CALLER).incoming.request(1, "call")
     machine.admit(CALLER, 1, (), RefId(CALLER, b"1"), 1)
-    machine.calls_with(CALLER).incoming.request(2, "other job")
+    machine.calls_with(CALLER).incoming.request(2, "other call")
     call = Call()
     machine.calls_with(CALLER).outgoing.begin(call)
-    assert machine.on_peer_lost(CALLER, "it died") == ([call], ["other job"])
+    assert machine.on_peer_lost(CALLER, "it died") == ([call], ["other call"])
     assert machine.take() == [Drop(RefId(CALLER, b"1"))]  # but no ACCEPTED
-    assert not machine.calls_with(CALLER).incoming.request(3, "late job")
+    assert not machine.calls_with(CALLER).incoming.request(3, "late call")
     machine.on_message(CALLER, Register(((CALLER, b"1", 2),)), 0)
     assert machine.cancelled(CALLER, 2, waits=False) is None
     assert machine.take() == []
@@ -200,14 +200,14 @@ def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5
 def test_calls_with_the_lost_are_shut_also_if_there_were_none():  # WRK-5
     machine: Machine = WorkerMachine(OWNER)
     assert machine.on_peer_lost(CALLER, "it is not in the group any more") == ([], [])
-    assert not machine.calls_with(CALLER).incoming.request(1, "job")
+    assert not machine.calls_with(CALLER).incoming.request(1, "call")
     machine.discard([CALLER])
-    assert machine.calls_with(CALLER).incoming.request(1, "job")
+    assert machine.calls_with(CALLER).incoming.request(1, "call")
 
 
 def test_calls_of_the_forgotten_are_still_counted():
     machine: Machine = WorkerMachine(OWNER)
-    machine.calls_with(CALLER).incoming.request(1, "job")
+    machine.calls_with(CALLER).incoming.request(1, "call")
     machine.on_peer_lost(CALLER, "it died")
     machine.discard([CALLER])
     assert machine.received_before == 1

@@ -318,8 +318,8 @@ def raised(error: BaseException) -> BaseException:
 
 
 def as_error(error: BaseException) -> BaseException:
-    failure, dumped = dump_failure(SERIALIZER, raised(error))
-    return load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+    failure, payload = dump_failure(SERIALIZER, raised(error))
+    return load_failure(SERIALIZER, failure, payload.body, worker="w1")
 
 
 def as_stripped_error(error: BaseException) -> BaseException:

@@ -26,9 +26,9 @@ def raised(error: BaseException) -> BaseException:
 
 
 def travel(error: BaseException, only: Only | None = None) -> BaseException:
-    failure, dumped = dump_failure(SERIALIZER, raised(error), strict=only is not None)
-    buffers = [bytearray(buffer) for buffer in dumped.buffers]
-    return load_failure(SERIALIZER, failure, dumped.body, buffers, worker="w1", only=only)
+    failure, payload = dump_failure(SERIALIZER, raised(error), strict=only is not None)
+    buffers = [bytearray(buffer) for buffer in payload.buffers]
+    return load_failure(SERIALIZER, failure, payload.body, buffers, worker="w1", only=only)
 
 
 class TwoArguments(Exception):
@@ -162,9 +162,9 @@ def test_traceback_cause_and_worker_are_attached() -> None:
 
     with pytest.raises(ValueError) as caught:
         inner_function()
-    failure, dumped = dump_failure(SERIALIZER, caught.value)
+    failure, payload = dump_failure(SERIALIZER, caught.value)
     assert (failure.type_name, failure.message) == ("ValueError", "second")
-    got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+    got = load_failure(SERIALIZER, failure, payload.body, worker="w1")
     assert type(got.__cause__) is KeyError
     assert isinstance(got.__cause__.__cause__, RemoteTraceback)
     assert "inner_function" in got.remote_traceback
@@ -207,8 +207,8 @@ def test_an_endless_recursion_keeps_both_ends_of_its_traceback() -> None:
     try:
         recurse()
     except RecursionError as error:
-        failure, dumped = dump_failure(SERIALIZER, error)
-    got = load_failure(SERIALIZER, failure, dumped.body, worker="w1")
+        failure, payload = dump_failure(SERIALIZER, error)
+    got = load_failure(SERIALIZER, failure, payload.body, worker="w1")
     frames = traceback.extract_tb(got.__traceback__)
     assert len(frames) == 100
     assert frames[0].name.startswith("test_an_endless")
@@ -247,8 +247,8 @@ def test_attributes_and_notes_survive() -> None:
 
 
 def test_large_tensor_in_an_exception_goes_out_of_band() -> None:
-    _, dumped = dump_failure(SERIALIZER, ValueError(torch.zeros(10_000)))
-    assert [len(buffer) for buffer in dumped.buffers] == [40_000]
+    _, payload = dump_failure(SERIALIZER, ValueError(torch.zeros(10_000)))
+    assert [len(buffer) for buffer in payload.buffers] == [40_000]
     assert travel(ValueError(torch.zeros(10_000))).args[0].shape == (10_000,)
 
 
@@ -304,8 +304,8 @@ def test_an_error_that_cannot_be_rebuilt_is_a_remote_error(error: BaseException)
 
 
 def test_type_missing_on_this_side_is_a_remote_error() -> None:
-    failure, dumped = dump_failure(SERIALIZER, TwoArguments("a", 1))
-    body = dumped.body.replace(b"TwoArguments", b"NoSuchThings")
+    failure, payload = dump_failure(SERIALIZER, TwoArguments("a", 1))
+    body = payload.body.replace(b"TwoArguments", b"NoSuchThings")
     got = load_failure(SERIALIZER, failure, body, worker="w1")
     assert type(got) is errors.RemoteError
     assert got.message == "a failed with 1"
@@ -348,8 +348,8 @@ def test_text_that_is_not_utf8_can_go_on_the_wire() -> None:
 
 def test_two_hops_keep_the_worker_of_origin_and_both_tracebacks() -> None:
     first = travel(TwoArguments("a", 1))
-    failure, dumped = dump_failure(SERIALIZER, raised(first))
-    got = load_failure(SERIALIZER, failure, dumped.body, worker="w0")
+    failure, payload = dump_failure(SERIALIZER, raised(first))
+    got = load_failure(SERIALIZER, failure, payload.body, worker="w0")
     assert type(got) is TwoArguments
     assert got.remote_worker == "w1"
     assert "on worker 'w1'" in got.remote_traceback

@@ -99,8 +99,8 @@ def facts(value: torch.Tensor) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_arrives_as_by_torch(kind: str, marked: bool, extra: Any) -> None:
     value = attributed(KINDS[kind]()) if marked else KINDS[kind]()
-    dumped = Serializer().dump((value, extra))
-    back = Serializer().load(dumped.body, [bytearray(b) for b in dumped.buffers])[0]
+    payload = Serializer().dump((value, extra))
+    back = Serializer().load(payload.body, [bytearray(b) for b in payload.buffers])[0]
     assert facts(back) == facts(pickle.loads(pickle.dumps(value, 5)))
     # By torch subclasses of Parameter arrive as Parameter, and others as no leaves.
     assert (type(back), back.is_leaf) == (type(value), value.is_leaf)
@@ -117,15 +117,15 @@ def test_attributes_may_lead_back_to_their_tensor() -> None:
 def test_attributes_that_require_grad_are_attached_in_order() -> None:
     tensor, inner = X.clone().requires_grad_(), (X * 2).requires_grad_()
     tensor.inner = inner
-    dumped = Serializer().dump(tensor)
+    payload = Serializer().dump(tensor)
     met: list[float] = []
 
     def attach(arrived: torch.Tensor) -> torch.Tensor:
         met.append(float(arrived[1]))
         return arrived
 
-    Serializer().load(dumped.body, attach=attach)
-    assert met == [float(sent[1]) for sent in dumped.tensors] == [1.0, 2.0]
+    Serializer().load(payload.body, attach=attach)
+    assert met == [float(sent[1]) for sent in payload.tensors] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("make", [X.clone, lambda: torch.nn.Parameter(X)])

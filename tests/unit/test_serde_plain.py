@@ -41,10 +41,10 @@ def compiled(value: object, serializer: Serializer = SERIALIZER) -> Payload | No
     return Payload(made) if isinstance(made, bytes) else Payload(*made)
 
 
-def load(dumped: Payload, serializer: Serializer = SERIALIZER, attach: Any = None) -> Any:
+def load(payload: Payload, serializer: Serializer = SERIALIZER, attach: Any = None) -> Any:
     assert serializer.plain is not None
-    buffers = [bytearray(buffer) for buffer in dumped.buffers]
-    return serializer.plain.load(dumped.body, buffers, (), attach)
+    buffers = [bytearray(buffer) for buffer in payload.buffers]
+    return serializer.plain.load(payload.body, buffers, (), attach)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -103,13 +103,13 @@ VALUES = st.recursive(
 @given(VALUES)
 @settings(max_examples=300, deadline=None)
 def test_plain_values_arrive_the_same_by_either_half(value: object) -> None:
-    dumped = compiled(value)
-    assert dumped is not None
-    assert same(load(dumped), value)
-    assert same(pickle.loads(dumped.body), value)
+    payload = compiled(value)
+    assert payload is not None
+    assert same(load(payload), value)
+    assert same(pickle.loads(payload.body), value)
     by_pickler = IN_PYTHON.dump(value)
     assert same(load(by_pickler), value)
-    assert [id(tensor) for tensor in dumped.tensors] == [id(t) for t in by_pickler.tensors]
+    assert [id(tensor) for tensor in payload.tensors] == [id(t) for t in by_pickler.tensors]
 
 
 @pytest.mark.parametrize(
@@ -125,19 +125,19 @@ def test_plain_values_arrive_the_same_by_either_half(value: object) -> None:
 def test_dtypes(dtype: torch.dtype, count: int) -> None:
     tensor = torch.arange(count).remainder(2).to(dtype)
     for sent in (tensor, tensor.reshape(1, -1), tensor[0]):
-        dumped = compiled(sent)
-        assert dumped is not None
-        assert bool(dumped.buffers) is (sent.nbytes >= INLINE_BYTES)
-        assert same(load(dumped), sent)
+        payload = compiled(sent)
+        assert payload is not None
+        assert bool(payload.buffers) is (sent.nbytes >= INLINE_BYTES)
+        assert same(load(payload), sent)
         assert same(load(IN_PYTHON.dump(sent)), sent)
 
 
 def test_views_arrive_with_their_strides() -> None:
     whole = torch.arange(24.0).reshape(2, 3, 4)
     for sent in (whole.permute(2, 0, 1), whole[1:, :, 1:3], whole[0, 0, ::2], whole[..., 0]):
-        dumped = compiled(sent)
-        assert dumped is not None
-        assert same(load(dumped), sent)
+        payload = compiled(sent)
+        assert payload is not None
+        assert same(load(payload), sent)
 
 
 class Tensor(torch.Tensor):
@@ -201,13 +201,13 @@ def test_tensor_inside_a_transformation_is_left_to_the_picklers() -> None:
 
 def test_large_tensor_is_copied_on_neither_side() -> None:
     sent = torch.arange(40_000.0).reshape(200, 200).t()
-    dumped = compiled(sent)
-    assert dumped is not None
-    (buffer,) = dumped.buffers
+    payload = compiled(sent)
+    assert payload is not None
+    (buffer,) = payload.buffers
     assert rebuild_tensor(buffer, "float32").data_ptr() == sent.data_ptr()
     memory = bytearray(buffer)
     assert SERIALIZER.plain is not None
-    got = SERIALIZER.plain.load(dumped.body, [memory], (), None)
+    got = SERIALIZER.plain.load(payload.body, [memory], (), None)
     assert same(got, sent)
     memory[:4] = bytes(4)
     got[1, 0] = 7.0
@@ -218,12 +218,12 @@ def test_large_tensor_is_copied_on_neither_side() -> None:
 def test_memory_lives_as_long_as_someone_needs_it() -> None:
     sent = torch.ones(10_000)
     gone = weakref.ref(sent)
-    dumped = compiled(sent)
+    payload = compiled(sent)
     del sent
-    assert dumped is not None
+    assert payload is not None
     assert gone() is not None  # the buffer keeps it
-    got = load(dumped)
-    del dumped
+    got = load(payload)
+    del payload
     assert gone() is None
     view = got[5:].clone()
     thread = threading.Thread(target=got.__setitem__, args=(0, 2.0))
@@ -238,12 +238,12 @@ def test_buffer_is_let_go_by_the_last_tensor() -> None:
     class Buffer(bytearray):
         pass
 
-    dumped = compiled(torch.ones(10_000))
-    assert dumped is not None
-    memory = Buffer(dumped.buffers[0])
+    payload = compiled(torch.ones(10_000))
+    assert payload is not None
+    memory = Buffer(payload.buffers[0])
     gone = weakref.ref(memory)
     assert SERIALIZER.plain is not None
-    got = SERIALIZER.plain.load(dumped.body, [memory], (), None)
+    got = SERIALIZER.plain.load(payload.body, [memory], (), None)
     del memory
     part = got[1:]
     del got
@@ -257,11 +257,11 @@ def test_buffer_is_let_go_by_the_last_tensor() -> None:
 
 
 def test_buffer_that_can_not_be_written_is_left_to_python() -> None:
-    dumped = compiled(torch.ones(10_000))
-    assert dumped is not None
+    payload = compiled(torch.ones(10_000))
+    assert payload is not None
     assert SERIALIZER.plain is not None
-    assert SERIALIZER.plain.load(dumped.body, [bytes(40_000)], (), None) is NotImplemented
-    assert torch.equal(SERIALIZER.load(dumped.body, [bytes(40_000)]), torch.zeros(10_000))
+    assert SERIALIZER.plain.load(payload.body, [bytes(40_000)], (), None) is NotImplemented
+    assert torch.equal(SERIALIZER.load(payload.body, [bytes(40_000)]), torch.zeros(10_000))
 
 
 # Gradients, names.
@@ -271,10 +271,10 @@ def test_tensors_get_their_history_in_order_and_only_if_all_is_plain() -> None:
     first, second = torch.ones(2, requires_grad=True), torch.zeros(3, requires_grad=True)
     sent = {"a": [first], "b": (second, torch.ones(4))}
     attached: list[torch.Tensor] = []
-    dumped = compiled(sent)
-    assert dumped is not None
-    assert dumped.tensors == [first, second]
-    got = load(dumped, attach=attached.append)
+    payload = compiled(sent)
+    assert payload is not None
+    assert payload.tensors == [first, second]
+    got = load(payload, attach=attached.append)
     assert [len(tensor) for tensor in attached] == [2, 3]
     assert attached[0] is got["a"][0]
     assert attached[1] is got["b"][0]
@@ -291,10 +291,10 @@ class Here:
 
 def test_functions_and_classes_go_by_name_where_any_pickle_may() -> None:
     named = [Here, Here.method, compiled, OrderedDict, int]
-    dumped = compiled(named)
-    assert dumped is not None
-    assert load(dumped) == named
-    assert pickle.loads(dumped.body) == named
+    payload = compiled(named)
+    assert payload is not None
+    assert load(payload) == named
+    assert pickle.loads(payload.body) == named
 
 
 def test_names_of_the_main_module_are_left_to_the_picklers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("halves")
 SERIALIZER = Serializer()
 
 
-def arrive(dumped: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
-    buffers = [bytearray(buffer) for buffer in dumped.buffers]
-    return serializer.load(dumped.body, buffers, **options)  # type: ignore[arg-type]
+def arrive(payload: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
+    buffers = [bytearray(buffer) for buffer in payload.buffers]
+    return serializer.load(payload.body, buffers, **options)  # type: ignore[arg-type]
 
 
 def travel(value: object, serializer: Serializer = SERIALIZER) -> object:
@@ -59,10 +59,10 @@ def test_plain_data_travels(value: object) -> None:
 
 
 def test_small_message_costs_few_bytes_and_no_buffers() -> None:
-    dumped = SERIALIZER.dump((1, 2))
-    assert len(dumped.body) < 20
-    assert not dumped.buffers
-    assert dumped.tensors == ()
+    payload = SERIALIZER.dump((1, 2))
+    assert len(payload.body) < 20
+    assert not payload.buffers
+    assert payload.tensors == ()
 
 
 def test_body_may_be_any_bytes() -> None:
@@ -87,9 +87,9 @@ def test_lambdas_closures_and_local_classes_travel() -> None:
 
 def test_large_tensor_in_a_closure_goes_out_of_band() -> None:
     large = torch.zeros(10_000)
-    dumped = SERIALIZER.dump(lambda: large)
-    assert [len(buffer) for buffer in dumped.buffers] == [40_000]
-    assert arrive(dumped)().shape == (10_000,)
+    payload = SERIALIZER.dump(lambda: large)
+    assert [len(buffer) for buffer in payload.buffers] == [40_000]
+    assert arrive(payload)().shape == (10_000,)
 
 
 def fake_main(monkeypatch: pytest.MonkeyPatch, name: str) -> types.ModuleType:
@@ -107,10 +107,10 @@ def test_main_goes_by_value_to_a_peer_with_another_main(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = fake_main(monkeypatch, name)
-    dumped = SERIALIZER.dump((main.work, main.Thing()), by_value=True)
+    payload = SERIALIZER.dump((main.work, main.Thing()), by_value=True)
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
-    work, thing = arrive(dumped)
+    work, thing = arrive(payload)
     assert work(1) == 2
     assert type(thing).__name__ == "Thing"
 
@@ -121,19 +121,19 @@ def test_main_goes_by_name_to_a_peer_with_the_same_main(
 ) -> None:
     main = fake_main(monkeypatch, name)
     thing = main.Thing
-    dumped = SERIALIZER.dump((main.work, lambda: thing))
+    payload = SERIALIZER.dump((main.work, lambda: thing))
     monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
-    work, give_thing = arrive(dumped)
+    work, give_thing = arrive(payload)
     assert work is main.work
     assert give_thing() is main.Thing
 
 
 def test_spawned_main_is_main_where_nothing_was_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     main = fake_main(monkeypatch, "__mp_main__")
-    dumped = SERIALIZER.dump(main.work)
-    assert b"__mp_main__" in dumped.body
+    payload = SERIALIZER.dump(main.work)
+    assert b"__mp_main__" in payload.body
     monkeypatch.delitem(sys.modules, "__mp_main__")
-    for body in (dumped.body, memoryview(dumped.body)):
+    for body in (payload.body, memoryview(payload.body)):
         assert SERIALIZER.load(body) is main.work
 
 
@@ -164,18 +164,18 @@ def test_handles_become_references_of_the_message() -> None:
     checked: list[Handle] = []
     sender = Serializer(reference=Handle, check=checked.append)
     first, second = Handle(1), Handle(2)
-    dumped = sender.dump([first, {"x": second}, first])
+    payload = sender.dump([first, {"x": second}, first])
     assert checked == [first, second]
-    assert dumped.references == [first, second]
-    assert arrive(dumped, references=["a", "b"]) == ["a", {"x": "b"}, "a"]
+    assert payload.references == [first, second]
+    assert arrive(payload, references=["a", "b"]) == ["a", {"x": "b"}, "a"]
 
 
 def test_handles_become_references_in_values_that_are_copied_too() -> None:
     handle = Handle(1)
     sender = Serializer(reference=Handle, check=lambda handle: None)
-    dumped = sender.dump((handle, lambda: handle))
-    assert dumped.references == [handle]
-    got, function = arrive(dumped, references=["a"])
+    payload = sender.dump((handle, lambda: handle))
+    assert payload.references == [handle]
+    got, function = arrive(payload, references=["a"])
     assert got == function() == "a"
 
 
@@ -360,9 +360,9 @@ def test_broken_body_is_a_serialization_error_with_its_cause(body: bytes) -> Non
 
 
 def test_body_short_of_buffers_is_a_serialization_error() -> None:
-    dumped = SERIALIZER.dump(torch.zeros(10_000))
+    payload = SERIALIZER.dump(torch.zeros(10_000))
     with pytest.raises(SerializationError):
-        SERIALIZER.load(dumped.body, [])
+        SERIALIZER.load(payload.body, [])
 
 
 class LockHolder:

@@ -101,8 +101,8 @@ def test_mapped_file_names_no_file(tmp_path: Path) -> None:
 
 def test_without_a_transport_that_asks_it_is_a_buffer_like_any_other() -> None:
     tensor = torch.arange(SIZE).share_memory_()
-    dumped = FastPickler(None, None, {}).dump(tensor, None)
-    arrived = pickle.loads(dumped.body, buffers=[bytes(buffer) for buffer in dumped.buffers])
+    payload = FastPickler(None, None, {}).dump(tensor, None)
+    arrived = pickle.loads(payload.body, buffers=[bytes(buffer) for buffer in payload.buffers])
     tensor[0] = 5
     assert arrived[0] == 0
     assert torch.equal(arrived[1:], tensor[1:])

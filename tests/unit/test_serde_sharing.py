@@ -63,9 +63,9 @@ def memory_of(value: Any) -> tuple[int, int]:
 
 
 def arrived(serializer: Serializer, value: Any) -> tuple[Any, int]:
-    dumped = serializer.dump(value)
-    sent = len(dumped.body) + sum(memoryview(b).nbytes for b in dumped.buffers)
-    return serializer.load(dumped.body, [bytearray(b) for b in dumped.buffers]), sent
+    payload = serializer.dump(value)
+    sent = len(payload.body) + sum(memoryview(b).nbytes for b in payload.buffers)
+    return serializer.load(payload.body, [bytearray(b) for b in payload.buffers]), sent
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
@@ -119,15 +119,15 @@ def test_columns_of_a_large_matrix_are_sent_without_the_others() -> None:
 def test_tensors_that_share_are_attached_in_order() -> None:
     x = torch.rand(6, requires_grad=True)
     y = x.view(2, 3)
-    dumped = Serializer().dump((x, y, x.detach()))
-    assert [t is u for t, u in zip(dumped.tensors, (x, y), strict=True)] == [True, True]
+    payload = Serializer().dump((x, y, x.detach()))
+    assert [t is u for t, u in zip(payload.tensors, (x, y), strict=True)] == [True, True]
     met: list[torch.Tensor] = []
 
     def attach(tensor: torch.Tensor) -> torch.Tensor:
         met.append(tensor)
         return tensor
 
-    back = Serializer().load(dumped.body, attach=attach)
+    back = Serializer().load(payload.body, attach=attach)
     assert [t is u for t, u in zip(met, back[:2], strict=True)] == [True, True]
 
 

@@ -96,8 +96,8 @@ EVERYTHING = Only([operator.add, torch.add, torch.nn.functional.relu, Plain.meth
 
 
 def write(value: Any) -> tuple[bytes, list[bytearray]]:
-    dumped = SERIALIZER.dump(value, strict=True)
-    return dumped.body, [bytearray(one) for one in dumped.buffers]
+    payload = SERIALIZER.dump(value, strict=True)
+    return payload.body, [bytearray(one) for one in payload.buffers]
 
 
 def read(body: bytes, *buffers: Any, only: Only = EVERYTHING) -> Any:
@@ -249,9 +249,9 @@ def test_tensors_attributes_and_attachment_go_along() -> None:
         return tensor.requires_grad_()
 
     a, b = torch.ones(2, requires_grad=True), torch.zeros(3, requires_grad=True)
-    dumped = SERIALIZER.dump([a, {"b": b}], strict=True)
-    assert [one is two for one, two in zip(dumped.tensors, (a, b), strict=True)] == [True, True]
-    got = SERIALIZER.load(dumped.body, attach=attach, only=EVERYTHING)
+    payload = SERIALIZER.dump([a, {"b": b}], strict=True)
+    assert [one is two for one, two in zip(payload.tensors, (a, b), strict=True)] == [True, True]
+    got = SERIALIZER.load(payload.body, attach=attach, only=EVERYTHING)
     assert [m is g for m, g in zip(met, (got[0], got[1]["b"]), strict=True)] == [True, True]
 
 

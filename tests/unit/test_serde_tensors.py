@@ -20,18 +20,18 @@ pytestmark = pytest.mark.usefixtures("halves")
 SERIALIZER = Serializer()
 
 
-def arrive(dumped: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
+def arrive(payload: Payload, serializer: Serializer = SERIALIZER, **options: object) -> object:
     """Load as a receiver would: over its own copy of each buffer."""
-    buffers = [bytearray(buffer) for buffer in dumped.buffers]
-    return serializer.load(dumped.body, buffers, **options)  # type: ignore[arg-type]
+    buffers = [bytearray(buffer) for buffer in payload.buffers]
+    return serializer.load(payload.body, buffers, **options)  # type: ignore[arg-type]
 
 
 def travel(value: object, serializer: Serializer = SERIALIZER) -> object:
     return arrive(serializer.dump(value), serializer)
 
 
-def size_of(dumped: Payload) -> int:
-    return len(dumped.body) + sum(len(buffer) for buffer in dumped.buffers)
+def size_of(payload: Payload) -> int:
+    return len(payload.body) + sum(len(buffer) for buffer in payload.buffers)
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
@@ -126,15 +126,15 @@ def test_conjugate_and_negative_views_arrive_resolved() -> None:
 )
 def test_view_of_a_huge_storage_is_a_small_message(view: object) -> None:
     sent = view(torch.arange(1_000_000.0))  # type: ignore[operator]
-    dumped = SERIALIZER.dump(sent)
-    assert size_of(dumped) <= max(2 * sent.nbytes, 8192) + 300
-    assert torch.equal(arrive(dumped), sent)
+    payload = SERIALIZER.dump(sent)
+    assert size_of(payload) <= max(2 * sent.nbytes, 8192) + 300
+    assert torch.equal(arrive(payload), sent)
 
 
 def test_expanded_tensor_is_not_blown_up() -> None:
-    dumped = SERIALIZER.dump(torch.zeros(1, 8).expand(100_000, 8))
-    assert size_of(dumped) < 300
-    assert arrive(dumped).shape == (100_000, 8)
+    payload = SERIALIZER.dump(torch.zeros(1, 8).expand(100_000, 8))
+    assert size_of(payload) < 300
+    assert arrive(payload).shape == (100_000, 8)
 
 
 @given(
@@ -202,9 +202,9 @@ class Marked(torch.Tensor):
 
 
 def test_large_storage_of_a_subclass_goes_out_of_band() -> None:
-    dumped = SERIALIZER.dump(torch.randn(10_000).as_subclass(Marked))
-    assert len(dumped.body) < 1000
-    assert [len(buffer) for buffer in dumped.buffers] == [40_000]
+    payload = SERIALIZER.dump(torch.randn(10_000).as_subclass(Marked))
+    assert len(payload.body) < 1000
+    assert [len(buffer) for buffer in payload.buffers] == [40_000]
 
 
 def test_tensor_requiring_grad_arrives_as_a_leaf() -> None:
@@ -232,18 +232,18 @@ def test_tensors_requiring_grad_are_listed_on_both_sides_in_the_same_order() -> 
     third = torch.full((3,), 3.0, requires_grad=True) * 1
     sparse = torch.eye(2).to_sparse().requires_grad_()
     message = {"a": [first, torch.zeros(2)], "b": (second, first), "c": third, "d": sparse}
-    dumped = SERIALIZER.dump(message)
-    assert [id(t) for t in dumped.tensors] == [id(t) for t in (first, second, third, sparse)]
+    payload = SERIALIZER.dump(message)
+    assert [id(t) for t in payload.tensors] == [id(t) for t in (first, second, third, sparse)]
     arrived: list[torch.Tensor] = []
-    got = arrive(dumped, attach=lambda leaf: arrived.append(leaf) or leaf)
+    got = arrive(payload, attach=lambda leaf: arrived.append(leaf) or leaf)
     expected = (got["a"][0], got["b"][0], got["c"], got["d"])
     assert [id(t) for t in arrived] == [id(t) for t in expected]
 
 
 def test_by_value_fallback_lists_each_gradient_tensor_once() -> None:
     tensor = torch.ones(2, requires_grad=True)
-    dumped = SERIALIZER.dump((tensor, lambda: tensor))
-    assert [id(t) for t in dumped.tensors] == [id(tensor)]
+    payload = SERIALIZER.dump((tensor, lambda: tensor))
+    assert [id(t) for t in payload.tensors] == [id(tensor)]
 
 
 def test_same_tensor_twice_arrives_as_one_object() -> None:
@@ -263,47 +263,47 @@ def test_arrived_tensor_is_writable_and_its_own(count: int) -> None:
 
 def test_large_tensor_is_neither_copied_out_nor_in() -> None:
     sent = torch.randn(100_000)
-    dumped = SERIALIZER.dump(sent)
-    assert np.frombuffer(dumped.buffers[0], np.uint8).ctypes.data == sent.data_ptr()
-    received = bytearray(dumped.buffers[0])
-    got = SERIALIZER.load(dumped.body, [received])
+    payload = SERIALIZER.dump(sent)
+    assert np.frombuffer(payload.buffers[0], np.uint8).ctypes.data == sent.data_ptr()
+    received = bytearray(payload.buffers[0])
+    got = SERIALIZER.load(payload.body, [received])
     assert got.data_ptr() == np.frombuffer(received, np.uint8).ctypes.data
     del received
     assert torch.equal(got, sent)
 
 
 def test_buffer_keeps_the_sent_memory_alive() -> None:
-    dumped = SERIALIZER.dump(torch.full((100_000,), 7.0))
-    assert (arrive(dumped) == 7).all()
+    payload = SERIALIZER.dump(torch.full((100_000,), 7.0))
+    assert (arrive(payload) == 7).all()
 
 
 def test_read_only_buffers_are_copied_rather_than_written_to() -> None:
-    dumped = SERIALIZER.dump(torch.zeros(100_000))
-    received = bytes(dumped.buffers[0])
-    SERIALIZER.load(dumped.body, [received]).add_(1)
+    payload = SERIALIZER.dump(torch.zeros(100_000))
+    received = bytes(payload.buffers[0])
+    SERIALIZER.load(payload.body, [received]).add_(1)
     assert not any(received)
 
 
 def test_memoryviews_of_a_larger_frame_serve_as_buffers() -> None:
     sent = [torch.randn(10_000), torch.randn(20_000)]
-    dumped = SERIALIZER.dump(sent)
-    frame = memoryview(bytearray(b"".join(dumped.buffers)))
-    got = SERIALIZER.load(memoryview(dumped.body), [frame[:40_000], frame[40_000:]])
+    payload = SERIALIZER.dump(sent)
+    frame = memoryview(bytearray(b"".join(payload.buffers)))
+    got = SERIALIZER.load(memoryview(payload.body), [frame[:40_000], frame[40_000:]])
     assert all(torch.equal(a, b) for a, b in zip(got, sent, strict=True))
 
 
 def test_small_tensors_stay_in_the_body_and_large_ones_leave_it() -> None:
     assert not SERIALIZER.dump(torch.zeros(4095)).buffers
-    dumped = SERIALIZER.dump(torch.zeros(4096))
-    assert [len(buffer) for buffer in dumped.buffers] == [16384]
-    assert len(dumped.body) < 200
+    payload = SERIALIZER.dump(torch.zeros(4096))
+    assert [len(buffer) for buffer in payload.buffers] == [16384]
+    assert len(payload.body) < 200
 
 
 def test_numpy_arrays_follow_the_same_rule() -> None:
     small, large = np.arange(10), np.arange(10_000.0).reshape(100, 100)
-    dumped = SERIALIZER.dump((small, large))
-    assert [len(buffer) for buffer in dumped.buffers] == [large.nbytes]
-    got = arrive(dumped)
+    payload = SERIALIZER.dump((small, large))
+    assert [len(buffer) for buffer in payload.buffers] == [large.nbytes]
+    got = arrive(payload)
     assert np.array_equal(got[0], small)
     assert np.array_equal(got[1], large)
     assert all(array.flags.writeable for array in got)

@@ -225,9 +225,9 @@ class RecordedCall(ServerCall, eq=False):
         self.recorded.rename(name)
         return loaded
 
-    def _answer(self, message: Reply | Failure, dumped: Payload) -> None:
-        self.recorder.server.sent.add(_size(dumped.body, dumped.buffers), {SYSTEM: FARCALL})
-        super()._answer(message, dumped)
+    def _answer(self, message: Reply | Failure, payload: Payload) -> None:
+        self.recorder.server.sent.add(_size(payload.body, payload.buffers), {SYSTEM: FARCALL})
+        super()._answer(message, payload)
 
     def _fail(self, error: BaseException) -> None:
         self.recorded.fail(error)

@@ -9,15 +9,15 @@ more wait there, no function of the caller's requests begins.
 
     state   event                    next    effect
     ------  -----------------------  ------  ---------------------------------------------
-    OPEN    begin                    OPEN    the job runs
+    OPEN    begin                    OPEN    the call runs
     OPEN    waits, less than `most`  OPEN
     OPEN    waits, `most` or more    SHUT
-    SHUT    begin                    SHUT    the job is held
+    SHUT    begin                    SHUT    the call is held
     SHUT    waits                    SHUT
     SHUT    went, `most` or more     SHUT
-    SHUT    went, less than `most`   OPEN    every job that is held comes out, to begin again
-    any     lost                     LOST    every job that is held comes out, to be ended
-    LOST    begin                    LOST    the job runs: it finds that its caller is lost
+    SHUT    went, less than `most`   OPEN    every call that is held comes out, to begin again
+    any     lost                     LOST    every call that is held comes out, to be ended
+    LOST    begin                    LOST    the call runs: it finds that its caller is lost
 
 *Requests.* Requests whose functions have not begun are queued. When the queue exceeds a bound in
 requests or in bytes, the link of these requests is not read until the queue has shrunk to half of
@@ -40,9 +40,9 @@ again is read.
 
 Invariants (tests cite them):
 
-ADM-1  A job that is held comes out exactly once, by `went` or `take_all`, in the order of `begin`.
-ADM-2  While `most` bytes or more wait, no job begins, unless the peer is lost.
-ADM-3  While less than `most` bytes wait, or the peer is lost, no job is held.
+ADM-1  A call that is held comes out exactly once, by `went` or `take_all`, in the order of `begin`.
+ADM-2  While `most` bytes or more wait, no call begins, unless the peer is lost.
+ADM-3  While less than `most` bytes wait, or the peer is lost, no call is held.
 ADM-4  While more is queued than a bound allows, the link is not read, unless the peer is lost.
 ADM-5  While no more is queued than half of both bounds, the link is read.
 ADM-6  After `stuck` the link is read until more requests have come.
@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
-Job = TypeVar("Job")
+Served = TypeVar("Served")
 
 MAX_IN_FLIGHT_BYTES = 64 << 20
 MAX_QUEUED_REQUESTS = 1 << 16
@@ -74,12 +74,12 @@ class Bounds(NamedTuple):
     queued_bytes: int = MAX_QUEUED_BYTES
 
 
-class Admission(Generic[Job]):
+class Admission(Generic[Served]):
     """For one peer. The owner holds a lock around everything.
 
     Args:
-        bounds: jobs are held from `in_flight_bytes` of waiting answers on. 0 is as 1: while nothing
-            waits, nothing is held.
+        bounds: calls are held from `in_flight_bytes` of waiting answers on. 0 is as 1: while
+            nothing waits, nothing is held.
 
     Attributes:
         waiting_bytes: of answers that wait.
@@ -106,31 +106,31 @@ class Admission(Generic[Job]):
         self._most = max(1, bounds.in_flight_bytes)
         self._most_requests = bounds.queued_requests
         self._most_bytes = bounds.queued_bytes
-        self._held: deque[Job] = deque()
+        self._held: deque[Served] = deque()
         self._is_lost = False
         self.waiting_bytes = 0
         self.queued = 0
         self.queued_bytes = 0
         self.reads = True
 
-    def begin(self, job: Job) -> bool:
-        """Return whether a job that is about to run may; if not, it is held."""
+    def begin(self, call: Served) -> bool:
+        """Return whether a call that is about to run may; if not, it is held."""
         if self.waiting_bytes < self._most or self._is_lost:
             return True
-        self._held.append(job)
+        self._held.append(call)
         return False
 
     def waits(self, size: int) -> None:
         """Count an answer of so many bytes that waits from now on."""
         self.waiting_bytes += size
 
-    def went(self, size: int) -> list[Job]:
-        """Count an answer out that is sent, or will not be. Returns jobs that shall begin again."""
+    def went(self, size: int) -> list[Served]:
+        """Count an answer out that is sent, or will not be. Returns calls to begin again."""
         self.waiting_bytes -= size
         return self._release() if self.waiting_bytes < self._most else []
 
-    def take_all(self) -> list[Job]:
-        """Hold no more, since the peer is gone, and return the jobs that were held."""
+    def take_all(self) -> list[Served]:
+        """Hold no more, since the peer is gone, and return the calls that were held."""
         self._is_lost = self.reads = True
         return self._release()
 
@@ -157,11 +157,11 @@ class Admission(Generic[Job]):
             self._most_requests += self.queued
             self._most_bytes += self.queued_bytes
 
-    def _release(self) -> list[Job]:
+    def _release(self) -> list[Served]:
         held = list(self._held)
         self._held.clear()
         return held
 
     def __len__(self) -> int:
-        """Return how many jobs are held."""
+        """Return how many calls are held."""
         return len(self._held)

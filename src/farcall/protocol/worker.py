@@ -18,7 +18,7 @@ are *noted* here: those that make a reference (`remote()`), and those whose requ
     callee  cancelled: before it came, or it ended  answered as cancelled; its pins are let go
     callee  cancelled: it is queued or runs         its record comes out, to be stopped
     callee  answer: the caller waits                references of the answer are pinned
-    both    lost                                    every open call and every job comes out
+    both    lost                                    every open call and every served call comes out
     both    meet, of one that was lost              a new incarnation, of which nothing is known
 
 Invariants (tests cite them):
@@ -98,10 +98,10 @@ class NotedCall(Protocol):
 
 
 Call = TypeVar("Call", bound=NotedCall)
-Job = TypeVar("Job")
+Served = TypeVar("Served")
 
 
-class Calls(Generic[Call, Job]):
+class Calls(Generic[Call, Served]):
     """The calls between this worker and one other incarnation, both ways.
 
     Attributes:
@@ -115,14 +115,14 @@ class Calls(Generic[Call, Job]):
     def __init__(
         self,
         outgoing: type[Outgoing[Call]] = Outgoing,
-        incoming: type[Incoming[Job]] = Incoming,
+        incoming: type[Incoming[Served]] = Incoming,
     ) -> None:
         self.outgoing = outgoing()
         self.incoming = incoming()
         self.given_up: dict[int, RefId] = {}
 
 
-class WorkerMachine(Generic[Call, Job]):
+class WorkerMachine(Generic[Call, Served]):
     """The calls and references of one worker incarnation.
 
     Args:
@@ -142,18 +142,18 @@ class WorkerMachine(Generic[Call, Job]):
         *,
         refs: type[Refs] = Refs,
         outgoing: type[Outgoing[Call]] = Outgoing,
-        incoming: type[Incoming[Job]] = Incoming,
+        incoming: type[Incoming[Served]] = Incoming,
     ) -> None:
         self._me = me
         self._to_do = Instructions()
         self.refs = refs(me, self._to_do, numbers)
         self._outgoing = outgoing
         self._incoming = incoming
-        self._calls: dict[int, Calls[Call, Job]] = {}
+        self._calls: dict[int, Calls[Call, Served]] = {}
         self._met_again: dict[int, int] = {}  # by the original incarnation: that of now
         self.received_before = 0
 
-    def calls_with(self, peer: int) -> Calls[Call, Job]:
+    def calls_with(self, peer: int) -> Calls[Call, Served]:
         """Return the calls between this worker and that incarnation. Needs no lock."""
         calls = self._calls.get(peer)
         if calls is None:
@@ -163,7 +163,7 @@ class WorkerMachine(Generic[Call, Job]):
             calls = self._calls.setdefault(peer, calls)
         return calls
 
-    def meet(self, peer: int) -> Calls[Call, Job]:
+    def meet(self, peer: int) -> Calls[Call, Served]:
         """Meet an incarnation, perhaps of a worker that was lost (WRK-6); return the calls with it.
 
         Needs no lock.
@@ -347,20 +347,20 @@ class WorkerMachine(Generic[Call, Job]):
             self._to_do.say(Answer(peer, Accepted(), call_id))
         return may_run
 
-    def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Job | None:
+    def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Served | None:
         """CANCEL arrived. The record of the call if it is queued or runs, to be stopped.
 
         Args:
             waits: whether the caller takes the answer nevertheless.
         """
-        found, job = self.calls_with(peer).incoming.cancel(call_id)
+        found, call = self.calls_with(peer).incoming.cancel(call_id)
         if found is CancelResult.ANSWER:
             # If it has ended with references: its caller, interrupted, may have dropped the answer.
             if not waits:
                 self.refs.unpin(TransferKey(peer, call_id, True))
             answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
             self._to_do.say(Answer(peer, answer, call_id))
-        return job
+        return call
 
     def answer(self, peer: int, call_id: int, refs: Sequence[RefId]) -> bool:
         """Hear that a function has ended, and that its answer carries these references.
@@ -399,7 +399,7 @@ class WorkerMachine(Generic[Call, Job]):
         else:
             raise AssertionError(message)
 
-    def on_peer_lost(self, peer: int, cause: str) -> tuple[list[Call], list[Job]]:
+    def on_peer_lost(self, peer: int, cause: str) -> tuple[list[Call], list[Served]]:
         """Hear that an incarnation is gone for good.
 
         Returns:
@@ -429,6 +429,6 @@ class WorkerMachine(Generic[Call, Job]):
                 self._to_do.say(Follow(peer, Cancel(), call_id))
         self.refs.tick()
 
-    def peers(self) -> Iterable[tuple[int, Calls[Call, Job]]]:
+    def peers(self) -> Iterable[tuple[int, Calls[Call, Served]]]:
         """Return every peer with which there were calls, and the calls."""
         return self._calls.items()

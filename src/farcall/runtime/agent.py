@@ -325,21 +325,21 @@ class Agent:
         if now >= self.idle_team.asks_at:
             self.idle_team.note(now)
         deadline = now + timeout if timeout > 0 else math.inf
-        job = ServerCall(self._serving, peer, link, frame, request, deadline)
+        call = ServerCall(self._serving, peer, link, frame, request, deadline)
         with self.machine.lock:
-            fresh = peer.incoming.request(frame.call_id, job)
+            fresh = peer.incoming.request(frame.call_id, call)
         if not fresh:
             return
-        self.coordinator.begin(job)
-        job.start()
+        self.coordinator.begin(call)
+        call.start()
 
     def _on_cancel(self, peer: Peer, link: Link, call_id: int, message: Cancel) -> None:
         peer.back_link = link
         cancelled = self.machine.state.cancelled
-        job = self.machine.tell(cancelled, peer.incarnation, call_id, waits=message.waits)
-        if job is not None:
+        call = self.machine.tell(cancelled, peer.incarnation, call_id, waits=message.waits)
+        if call is not None:
             self.executor.allow_promotion()
-            job.cancel(message.by_user)
+            call.cancel(message.by_user)
 
     def _deliver(self, peer: Peer, message: Message, call_id: int) -> None:
         self._routes.deliver(peer, message, call_id)

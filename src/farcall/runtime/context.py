@@ -64,7 +64,7 @@ class CallBeingServed(Protocol):
         """Return whether the caller has cancelled the call: what it calls ends, too."""
 
     @property
-    def place(self) -> RefId | None:
+    def result_ref(self) -> RefId | None:
         """The slot for the result of a `remote()` call."""
 
     @property
@@ -85,7 +85,7 @@ class CallContext(msgspec.Struct, frozen=True):
     deadline: float = math.inf  # time.monotonic() seconds; nested calls inherit it
     gradients: int = 0  # the autograd context, which nested calls carry on
     depth: int = 0  # of the call that is served; see `function_queue`
-    job: CallBeingServed | None = None
+    served: CallBeingServed | None = None
 
 
 current: ContextVar[CallContext | None] = ContextVar("farcall_call", default=None)
@@ -113,4 +113,4 @@ def is_at_work() -> bool:
 def allowed_now() -> Only | None:
     """Return what the caller of the call may do that is served here, or None for all."""
     context = current_context()
-    return None if context is None or context.job is None else context.job.peer.only
+    return None if context is None or context.served is None else context.served.peer.only

@@ -53,11 +53,11 @@ def _call_served(innermost: FrameType) -> str:
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code is not _SERVES:
         frame = caller_of(frame)
-    job = None if frame is None else variables_of(frame).get("self")
-    if not isinstance(job, ServerCall):
+    call = None if frame is None else variables_of(frame).get("self")
+    if not isinstance(call, ServerCall):
         return ""
     where = f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
-    return f"{job.name} (at {where}, called by {job.peer.name!r})"
+    return f"{call.name} (at {where}, called by {call.peer.name!r})"
 
 
 _SERVES: CodeType = ServerCall.run.__code__

@@ -103,21 +103,21 @@ def _notes_that_fit(error: BaseException) -> Iterator[str]:
 
 def _dump(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> Payload | None:
     """Pickle as much of an exception as can be; None if its type can't be."""
-    dumped = None
+    payload = None
     if not _has_large_object(serializer, error, options):
-        dumped = _attempt(serializer, error, options)
-    if dumped is None:
+        payload = _attempt(serializer, error, options)
+    if payload is None:
         with suppress(BaseException):
-            dumped = _attempt(serializer, _strip(serializer, error, options), options)
-    return dumped
+            payload = _attempt(serializer, _strip(serializer, error, options), options)
+    return payload
 
 
 def _small_pickle(serializer: Serializer, error: BaseException, options: dict[str, Any]) -> bytes:
     """Return a pickle that stands alone, or nothing."""
-    dumped = _dump(serializer, error, options)
-    if dumped is None or dumped.buffers or dumped.references or len(dumped.body) > MAX_PICKLE:
+    payload = _dump(serializer, error, options)
+    if payload is None or payload.buffers or payload.references or len(payload.body) > MAX_PICKLE:
         return b""
-    return dumped.body
+    return payload.body
 
 
 def _has_large_object(serializer: Serializer, error: Any, options: dict[str, Any]) -> bool:
@@ -129,10 +129,10 @@ def _has_large_object(serializer: Serializer, error: Any, options: dict[str, Any
 
 
 def _is_small(serializer: Serializer, value: Any, options: dict[str, Any]) -> bool:
-    dumped = _attempt(serializer, value, options)
-    if dumped is None:
+    payload = _attempt(serializer, value, options)
+    if payload is None:
         return False
-    size = len(dumped.body) + sum(memoryview(one).nbytes for one in dumped.buffers)
+    size = len(payload.body) + sum(memoryview(one).nbytes for one in payload.buffers)
     return size <= MAX_OBJECT_BYTES
 
 

@@ -120,7 +120,7 @@ class OutOfBand:
                 self.modules = []
             if notes.memory:
                 notes.clear()
-        return self.dumped(body)
+        return self.payload(body)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle's buffer_callback: true leaves the buffer in the pickle."""
@@ -173,13 +173,13 @@ class OutOfBand:
         self.references.append(value)
         return load_reference, (len(self.references) - 1,)
 
-    def dumped(self, body: bytes) -> Payload:
+    def payload(self, body: bytes) -> Payload:
         """Return the result. It has the notes of the message from now on, and this has none."""
         if not (self.buffers or self.tensors or self.references):
             return Payload(body)
-        dumped = Payload(body, self.buffers, self.tensors, self.references)
+        payload = Payload(body, self.buffers, self.tensors, self.references)
         self.buffers, self.tensors, self.references = [], [], []
-        return dumped
+        return payload
 
 
 class FastPickler(OutOfBand):
@@ -209,7 +209,7 @@ class FastPickler(OutOfBand):
         try:
             return self.collect(self._dump, value)
         except BaseException:
-            self.dumped(b"")  # the notes are not kept either
+            self.payload(b"")  # the notes are not kept either
             raise
 
     def _dump(self, value: Any) -> bytes:

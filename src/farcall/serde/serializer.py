@@ -133,7 +133,7 @@ class Serializer:
         except IndexError:
             pickler = FastPickler(self._reference, self._check, self._reducers)
         try:
-            dumped = pickler.dump(value, device_map)
+            payload = pickler.dump(value, device_map)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # Objects without a name raise one of these, and so do many that nothing can pickle.
             if issubclass(type(error), FarcallError):
@@ -141,12 +141,12 @@ class Serializer:
             return self._dump_by_value(value, by_value, device_map)
         except Exception as error:
             raise _unpicklable(error) from error
-        body = dumped.body
+        body = payload.body
         if len(body) <= REUSED_BYTES and len(self._idle) < _MAX_IDLE_PICKLERS:
             self._idle.append(pickler)
         if by_value and _NAMES_MAIN.search(body):
             return self._dump_by_value(value, by_value, device_map)
-        return dumped
+        return payload
 
     def _dump_by_value(
         self, value: Any, main_by_value: bool, device_map: DeviceMap | None

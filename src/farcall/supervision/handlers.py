@@ -47,8 +47,8 @@ def make(
     heard = SupervisionState.of(state)
     context = current_context()
     assert context is not None
-    assert context.job is not None
-    ref = context.job.place
+    assert context.served is not None
+    ref = context.served.result_ref
     assert ref is not None
     here, agent = _here(), current_agent()
     check_maker(allowed_now(), factory)
@@ -76,23 +76,23 @@ def wait_until_made(_: str, rref: RRef[Any]) -> Any:
     check_reference(rref)
     future: Future[None] = Future()
 
-    def made(place: ValueSlot) -> None:
+    def made(slot: ValueSlot) -> None:
         try:
-            place.get()
+            slot.get()
         except BaseException as error:
             complete_with(future, error)
         else:
             future.set_result(None)
 
-    rref._place.when_ready(made)
+    rref._slot.when_ready(made)
     return Deferred(future)
 
 
 @own_handler("a snapshot of a supervised object", on_reference=True)
-def save(place: ValueSlot, method: str) -> Any:
+def save(slot: ValueSlot, method: str) -> Any:
     """Return the state of a child. In its turn, if the object lets only some calls run at once."""
     _here()
-    value = place.get()
+    value = slot.get()
     return method_of(allowed_now(), value, method)() if method else value
 
 

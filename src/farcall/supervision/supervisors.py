@@ -220,10 +220,10 @@ class Supervisors:
 
     def _end(self, made: Sequence[RefId]) -> None:
         for ref in made:
-            place = self._agent.references.place_of(ref)
-            if place is not None:
+            slot = self._agent.references.slot_of(ref)
+            if slot is not None:
                 why = "its supervisor has ended the object"
-                place.kill(OwnerDied(self._agent.me.name, why))
+                slot.kill(OwnerDied(self._agent.me.name, why))
 
     def _note_start(self, key: int, error: Exception | None) -> None:
         with self._lock:

@@ -153,8 +153,8 @@ def changed(body: bytes, others: list[bytes], random: random.Random) -> bytes:
 def main(seed: int, count: int, trace: str = "") -> None:
     generator = random.Random(seed)
     torch.set_num_threads(1)
-    dumped = [SERIALIZER.dump(value, strict=True) for value in SEEDS]
-    bodies = [one.body for one in dumped]
+    payload = [SERIALIZER.dump(value, strict=True) for value in SEEDS]
+    bodies = [one.body for one in payload]
     read = refused = 0
     for number in range(count):
         index = generator.randrange(len(bodies))
@@ -162,7 +162,7 @@ def main(seed: int, count: int, trace: str = "") -> None:
         if trace:
             with open(trace, "wb") as file:
                 file.write(body)
-        buffers = [bytearray(one) for one in dumped[index].buffers]
+        buffers = [bytearray(one) for one in payload[index].buffers]
         try:
             value = SERIALIZER.load(body, buffers, references=["r"], only=ONLY)
         except FarcallError:

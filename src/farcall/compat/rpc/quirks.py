@@ -212,9 +212,9 @@ def serialize(self: RRef[Any]) -> Any:
     if handle.references.agent.status.is_closed:
         raise RuntimeError(f"{self!r}: Cannot call fork an UserRRef after deletion.")
     _check_use(self)
-    if handle.is_owner and self._place.is_ready:
+    if handle.is_owner and self._slot.is_ready:
         try:
-            self._place.get()
+            self._slot.get()
         except CallError:
             raise
         except BaseException:

@@ -1,4 +1,4 @@
-"""The end of a call that is served: its value or error goes to the caller, or into its place."""
+"""The end of a call that is served: its value or error goes to the caller, or into its slot."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Answering(msgspec.Struct, eq=False):
     handles: Sequence[RefHandle] | None = None  # of its references, if they all live here
     target: ValueSlot | None = None  # what the function works on, with `Request.on_reference`
     method: str = ""  # `method_of` its arguments, when those are known
-    place: RefId | None = None  # where the result goes, of a `remote()` call
+    result_ref: RefId | None = None  # where the result goes, of a `remote()` call
     gate: MethodGate | None = None  # of the object whose method is called, if it has one
 
     @property
@@ -85,23 +85,23 @@ class Answering(msgspec.Struct, eq=False):
     # Outcomes. Each request ends once, in `_end`: what runs code of the user before may raise.
 
     def _succeed(self, result: Any) -> None:
-        if self.place is not None:
-            value = self.serving.references.place_of(self.place)
+        if self.result_ref is not None:
+            value = self.serving.references.slot_of(self.result_ref)
             if value is not None:
                 value.set(result)
             self._end()
             return
         try:
-            dumped = self.serving.pickling.dump(result, self.peer)
+            payload = self.serving.pickling.dump(result, self.peer)
         except BaseException as error:  # pickling runs user code
             name = readable_result(self.request.function, self.method, type_name_of(result))
             explained = SerializationError(f"{name} can't be sent: {reason_of(error)}")
             raise explained from error
         reply = Reply()
         gradients = self.serving.gradients
-        if self.context and dumped.tensors:
-            reply.context, reply.sent = gradients.send(self.context, self.peer, dumped.tensors)
-        self._answer(reply, dumped)
+        if self.context and payload.tensors:
+            reply.context, reply.sent = gradients.send(self.context, self.peer, payload.tensors)
+        self._answer(reply, payload)
         if reply.sent:
             gradients.record(reply.context, reply.sent)
 
@@ -118,11 +118,11 @@ class Answering(msgspec.Struct, eq=False):
             return
         try:
             self.serving.on_raised(error, self.serving.status.me.info)
-            if self.place is not None:
+            if self.result_ref is not None:
                 self._fail_value(error)
                 return
-            failure, dumped = self.serving.pickling.dump_failure(error, self.peer)
-            self._answer(failure, dumped)
+            failure, payload = self.serving.pickling.dump_failure(error, self.peer)
+            self._answer(failure, payload)
         except BaseException as worse:
             logger.error(
                 "%s: could not answer %s with its error:\n%s",
@@ -135,8 +135,8 @@ class Answering(msgspec.Struct, eq=False):
                 self._answer(text_failure(error, text), Payload(b""))
 
     def _fail_value(self, error: BaseException) -> None:
-        assert self.place is not None
-        value = self.serving.references.place_of(self.place)
+        assert self.result_ref is not None
+        value = self.serving.references.slot_of(self.result_ref)
         try:
             if value is not None:
                 value.fail(as_exception(error, self.serving.status.me.name))
@@ -150,8 +150,8 @@ class Answering(msgspec.Struct, eq=False):
         finally:
             self._end()
 
-    def _answer(self, message: Reply | Failure, dumped: Payload) -> None:
-        handles: Sequence[RefHandle] = dumped.references
+    def _answer(self, message: Reply | Failure, payload: Payload) -> None:
+        handles: Sequence[RefHandle] = payload.references
         is_sent: bool | None = False  # None while it waits in the caller's box
         try:
             if handles:
@@ -159,7 +159,7 @@ class Answering(msgspec.Struct, eq=False):
             else:
                 is_wanted = self.peer.incoming.finish(self.frame.call_id)
             if is_wanted:
-                frame = Frame(message, self.frame.call_id, dumped.body, dumped.buffers)
+                frame = Frame(message, self.frame.call_id, payload.body, payload.buffers)
                 try:
                     is_sent = self.serving.answers.send(self, frame)
                 except SerializationError as error:  # it is too large: nothing of it was written
@@ -185,8 +185,8 @@ class Answering(msgspec.Struct, eq=False):
         what = "result" if isinstance(answer, Reply) else "error"
         function = self.request.function or "the function"
         text = f"the {what} of {function} can't be sent: {reason_of(error)}"
-        failure, dumped = self.serving.pickling.dump_failure(SerializationError(text), self.peer)
-        self._answer_later(failure, dumped.body)
+        failure, payload = self.serving.pickling.dump_failure(SerializationError(text), self.peer)
+        self._answer_later(failure, payload.body)
 
     def _end(self) -> None:
         self.is_ended = True

@@ -29,7 +29,7 @@ class Answers:
         self._outboxes = outboxes
         self._executor = executor
 
-    def send(self, job: AnsweredCall, frame: Frame) -> bool | None:
+    def send(self, call: AnsweredCall, frame: Frame) -> bool | None:
         """Send an answer, or leave it to the box of its caller.
 
         If it is left, `AnsweredCall.left` hears how it ends.
@@ -40,16 +40,18 @@ class Answers:
         Raises:
             SerializationError: the frame is larger than a peer takes.
         """
-        if job.peer.back_outbox.is_idle:
+        if call.peer.back_outbox.is_idle:
             # Without a look at the clock, most often.
             is_small = not frame.buffers and len(frame.body) <= AT_ONCE_SIZE
             try:
                 try:
-                    job.link.send(frame, AT_ONCE if is_small else end_of_grace(frame, job.deadline))
+                    call.link.send(
+                        frame, AT_ONCE if is_small else end_of_grace(frame, call.deadline)
+                    )
                 except NotSent:
                     if not is_small:
                         raise
-                    job.link.send(frame, end_of_grace(frame, job.deadline))
+                    call.link.send(frame, end_of_grace(frame, call.deadline))
                 return True
             except NotSent:
                 pass
@@ -60,10 +62,10 @@ class Answers:
         check_size(
             frame.message, len(encode_message(frame.message)), len(frame.body), frame.buffers
         )
-        waiting = _WaitingAnswer(self, job, detached(frame))
+        waiting = _WaitingAnswer(self, call, detached(frame))
         # The thread that completes a future answers, the main thread of a program too.
         uninterrupted(
-            lambda: self._leave(job.peer, waiting), f"farcall-answer-{self._status.me.name}"
+            lambda: self._leave(call.peer, waiting), f"farcall-answer-{self._status.me.name}"
         )
         return None
 
@@ -72,13 +74,13 @@ class Answers:
             peer.admission.waits(waiting.size)
         self._outboxes.put_at_once(peer.back_outbox, waiting)
 
-    def went(self, job: AnsweredCall, size: int, *, is_sent: bool) -> None:
+    def went(self, call: AnsweredCall, size: int, *, is_sent: bool) -> None:
         """End a call whose answer was left: it is sent, or never will be."""
-        peer = job.peer
+        peer = call.peer
         with peer.lock:
             held = peer.admission.went(size)
         self._begin(held)
-        job.left(is_sent=is_sent)
+        call.left(is_sent=is_sent)
 
     def on_peer_lost(self, loss: Loss) -> None:
         """Run the calls that a lost caller held up: they find out that it is gone."""
@@ -88,37 +90,37 @@ class Answers:
 
     def _begin(self, held: list[IncomingCall]) -> None:
         if not self._status.is_closed:
-            for job in held:
-                self._executor.submit(job.run_queued, job.request.depth, job.peer)
+            for call in held:
+                self._executor.submit(call.run_queued, call.request.depth, call.peer)
 
 
 class _WaitingAnswer:
     """One answer. See `outboxes.Waiting`."""
 
-    __slots__ = ("_answers", "_frame", "_job", "size")
+    __slots__ = ("_answers", "_call", "_frame", "size")
 
-    def __init__(self, answers: Answers, job: AnsweredCall, frame: Frame) -> None:
+    def __init__(self, answers: Answers, call: AnsweredCall, frame: Frame) -> None:
         self._answers = answers
-        self._job = job
+        self._call = call
         self._frame = frame
         self.size = size_of(frame)
 
     @property
     def is_over(self) -> bool:
-        return self._job.peer.loss_cause is not None or time.monotonic() > self._job.deadline
+        return self._call.peer.loss_cause is not None or time.monotonic() > self._call.deadline
 
     def send(self) -> None:
         is_sent = False
         try:
             if not self.is_over:
-                self._job.link.send(self._frame, self._job.deadline)
+                self._call.link.send(self._frame, self._call.deadline)
                 is_sent = True
         except (LinkError, NotSent):
             pass
         except TimeoutError:
             is_sent = True  # the rest follows when the caller reads again
         finally:
-            self._answers.went(self._job, self.size, is_sent=is_sent)
+            self._answers.went(self._call, self.size, is_sent=is_sent)
 
     def drop(self) -> None:
-        self._answers.went(self._job, self.size, is_sent=False)
+        self._answers.went(self._call, self.size, is_sent=False)

@@ -76,9 +76,9 @@ class Future(torch.futures.Future[T]):
     # The main thread sleeps at this bell, since torch's own wait does not look at signals. A thread
     # completes the future and then looks for a bell. The main thread first sets the bell and then
     # looks whether the future is done. So one sees the other. Where callbacks come before the end
-    # of the completion, `_completes` says that it has begun, and the bell is looked for before it.
+    # of the completion, `_is_completing` says that it has begun, and the bell is looked for before.
     _bell: Bell | None = None
-    _completes = False
+    _is_completing = False
 
     # Without the frames that the methods of torch.futures.Future cost.
     _set_result = TorchFuture.__dict__["set_result"]
@@ -140,7 +140,7 @@ class Future(torch.futures.Future[T]):
         bell = self._bell
         if bell is None:
             bell = self._bell = Bell()
-        while not (self._completes or self.done() or bell.wait(LOOK_AGAIN)):
+        while not (self._is_completing or self.done() or bell.wait(LOOK_AGAIN)):
             pass
         return self._wait()
 
@@ -156,13 +156,13 @@ class Future(torch.futures.Future[T]):
                 self._bell.ring()
             return
         # Torch runs the callbacks before it returns: the main thread need not wait for their end.
-        self._completes = True
+        self._is_completing = True
         if self._bell is not None:
             self._bell.ring()
         try:
             self._set_result(result)
         except BaseException:
-            self._completes = self.done()
+            self._is_completing = self.done()
             raise
 
     def value(self) -> T:
@@ -338,7 +338,7 @@ def complete_with(future: Future[Any], error: BaseException) -> None:
         # The stack may be full. These are C functions, which need no frame of Python.
         if future.done():  # another thread was first
             return
-        future._completes = True
+        future._is_completing = True
         if future._bell is not None:
             future._bell.ring()
         set_unwrap_func(future)(partial(_throw, error))

@@ -12,43 +12,43 @@ from farcall.runtime.membership.peers import IncomingCall, Peer
 from farcall.transport.base import Link
 
 
-def queue(job: IncomingCall) -> None:
+def queue(call: IncomingCall) -> None:
     """Count a request that can't run yet."""
-    peer = job.peer
-    job.queued = size_of(job.frame)
+    peer = call.peer
+    call.queued = size_of(call.frame)
     with peer.lock:
-        peer.admission.queue(job.queued)
+        peer.admission.queue(call.queued)
         has_changed = not peer.admission.reads
     if has_changed:
-        _follow(peer, job.link)
+        _follow(peer, call.link)
 
 
-def holds(job: IncomingCall) -> bool:
-    """Return whether the function of a job has to wait until its caller has read more answers.
+def holds(call: IncomingCall) -> bool:
+    """Return whether the function of a call has to wait until its caller has read more answers.
 
     Then it is queued until `Answers` lets it begin again.
     """
-    peer = job.peer
-    job.queued = size_of(job.frame)
+    peer = call.peer
+    call.queued = size_of(call.frame)
     with peer.lock:
-        if peer.admission.begin(job):
+        if peer.admission.begin(call):
             return False
-        peer.admission.queue(job.queued)
+        peer.admission.queue(call.queued)
         has_changed = not peer.admission.reads
     if has_changed:
-        _follow(peer, job.link)
+        _follow(peer, call.link)
     return True
 
 
-def begin(job: IncomingCall) -> None:
+def begin(call: IncomingCall) -> None:
     """Note that a request that was counted is about to run."""
-    peer = job.peer
+    peer = call.peer
     with peer.lock:
         was_paused = not peer.admission.reads
-        peer.admission.begun(job.queued)
+        peer.admission.begun(call.queued)
         has_changed = was_paused and peer.admission.reads
     if has_changed:
-        _follow(peer, job.link)
+        _follow(peer, call.link)
 
 
 def let_in(peers: Iterable[Peer]) -> None:

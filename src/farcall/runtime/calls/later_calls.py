@@ -157,8 +157,8 @@ class LaterCalls:
         gradients = context.gradients if context else 0
         args, kwargs, handles, size = self._copy(args, kwargs or {}, gradients)
         if context is not None:
-            gradients, depth, job = context.gradients, context.depth, context.job
-            context = CallContext(context.agent, gradients=gradients, depth=depth, job=job)
+            gradients, depth, served = context.gradients, context.depth, context.served
+            context = CallContext(context.agent, gradients=gradients, depth=depth, served=served)
         grad, variables = torch.is_grad_enabled(), contextvars.copy_context()
         return LaterCall(to, args, kwargs, handles, limit, context, grad, variables, size=size)
 
@@ -191,21 +191,21 @@ class LaterCalls:
     ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[RefHandle], int]:
         """Arguments with memory of their own, the handles among them, and their bytes."""
         try:
-            dumped = self._serializer.dump((tuple(args), dict(kwargs)))
-            if any(isinstance(buffer, OnDevice) for buffer in dumped.buffers):
+            payload = self._serializer.dump((tuple(args), dict(kwargs)))
+            if any(isinstance(buffer, OnDevice) for buffer in payload.buffers):
                 raise NotKept("a tensor is on another device")
-            buffers = [bytearray(one) for one in dumped.buffers]
-            size = OVERHEAD + len(dumped.body) + sum(map(len, buffers))
+            buffers = [bytearray(one) for one in payload.buffers]
+            size = OVERHEAD + len(payload.body) + sum(map(len, buffers))
             attach = None
-            if gradients and dumped.tensors:
-                attach = self._gradients.keep(dumped.tensors)
+            if gradients and payload.tensors:
+                attach = self._gradients.keep(payload.tensors)
             args, kwargs = self._serializer.load(
-                dumped.body, buffers, references=dumped.references, attach=attach
+                payload.body, buffers, references=payload.references, attach=attach
             )
         except (SerializationError, Refused) as error:
             why = "the arguments can't be kept until the owner of a reference among them is known"
             raise NotKept(f"{why}: {error}") from error
-        return args, kwargs, dumped.references, size
+        return args, kwargs, payload.references, size
 
     def _wait(self, call: LaterCall, key: object, look: Look) -> None:
         call.key = key

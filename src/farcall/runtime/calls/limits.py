@@ -50,9 +50,9 @@ class CallLimits:
         deadline = now + seconds if seconds else math.inf
         context = current_context()
         if context is not None and context.deadline < deadline and self.are_inherited:
-            job = context.job
-            assert job is not None  # only calls that are served have a deadline
-            _, given, served = job.limit()
+            call = context.served
+            assert call is not None  # only calls that are served have a deadline
+            _, given, served = call.limit()
             seconds = context.deadline - now
             if seconds <= 0:
                 raise RpcTimeout(

@@ -76,12 +76,12 @@ class Requests:
             limit: of a call that has begun, since its callee was sought; None: it begins now.
         """
         on: Sequence[RefHandle] = args[:1] if args and type(args[0]) is RefHandle else ()
-        name, dumped = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
-        handles = (*on, *dumped.references) if on else dumped.references
+        name, payload = self._pickling.dump_call(peer, function, args, kwargs or {}, len(on))
+        handles = (*on, *payload.references) if on else payload.references
         # Only now: pickling may take any time, and is not remote.
         deadline, seconds, inherited = limit or self._limits.of_call(timeout)
         context = current_context()
-        depth, job = (1, None) if context is None else (context.depth + 1, context.job)
+        depth, served = (1, None) if context is None else (context.depth + 1, context.served)
         created_ref = None if created is None else created.ref
         pending = PendingCall(peer, name, deadline, seconds, future, created_ref, depth, inherited)
         if name in OF_METHODS:
@@ -102,13 +102,13 @@ class Requests:
             # After that: a peer that is lost from now on finds the call there, and fails it.
             if peer.loss_cause is not None and peer.outgoing.outcome(call_id) is not None:
                 raise peer.loss()
-            extras = _come_from(job, pending, concurrency) if job or concurrency else None
+            extras = _come_from(served, pending, concurrency) if served or concurrency else None
             if limit is not None:
                 seconds = _left(deadline)
             request = Request(name, 0.0 if created else seconds, depth=depth, extras=extras)
             if context is not None and context.gradients:
                 request.no_grad = not torch.is_grad_enabled()
-                tensors = dumped.tensors
+                tensors = payload.tensors
                 # A thread that waits for the answer records before, and changes nothing meanwhile.
                 waits = future is None and created is None
                 sent = self._gradients.send(context.gradients, peer, tensors, waits)
@@ -117,7 +117,7 @@ class Requests:
                     pending.recording = partial(
                         self._gradients.record, request.context, request.sent
                     )
-            elif dumped.tensors and self._status.advice.pending and torch.is_grad_enabled():
+            elif payload.tensors and self._status.advice.pending and torch.is_grad_enabled():
                 self._status.advice.warn_of_gradients(peer.name, name)
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
@@ -128,7 +128,7 @@ class Requests:
                 else:
                     # Until it answers, the callee's values are kept by our own use of them.
                     pending.handles = handles
-            return pending, Frame(request, call_id, dumped.body, dumped.buffers)
+            return pending, Frame(request, call_id, payload.body, payload.buffers)
         except BaseException as error:  # KeyboardInterrupt
             self._completion.interrupted(pending, error, may_be_sent=False)
             raise
@@ -160,7 +160,7 @@ def _left(deadline: float) -> float:
 
 
 def _come_from(
-    job: CallBeingServed | None, pending: PendingCall, concurrency: int
+    served: CallBeingServed | None, pending: PendingCall, concurrency: int
 ) -> Extras | None:
     """Note whose function makes a call that was begun; return what its request says of turns.
 
@@ -168,8 +168,8 @@ def _come_from(
         Cancelled: that call was cancelled, and perhaps before this one could be found.
     """
     held: tuple[Turn, ...] = ()
-    if job is not None:
-        pending.parent, held = job, job.held
-        if job.is_unwanted:
+    if served is not None:
+        pending.parent, held = served, served.held
+        if served.is_unwanted:
             raise Cancelled("the call that is being served was cancelled by its caller")
     return Extras(concurrency, held) if held or concurrency else None

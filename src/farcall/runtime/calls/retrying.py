@@ -143,9 +143,9 @@ def call(attempts: Attempts, make: Callable[[float], Any]) -> Any:
 
 def _rest(seconds: float) -> None:
     context = current_context()
-    job = None if context is None else context.job
+    served = None if context is None else context.served
     stopped = threading.Event()
-    with waiting(), nullcontext() if job is None else job.stopped_by(stopped.set):
+    with waiting(), nullcontext() if served is None else served.stopped_by(stopped.set):
         stopped.wait(seconds)
 
 

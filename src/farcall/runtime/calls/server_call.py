@@ -61,22 +61,22 @@ class ServerCall(Answering, eq=False):
         references = self.serving.references
         counted = request.references
         if request.on_reference and counted:  # a peer may say the one without the other
-            place_here = references.place_here(counted[0])
-            if place_here is not None:
-                if place_here.gate is not None:
-                    self._line_up(place_here.gate)
-                if len(counted) == 1 and place_here.is_ready:
-                    # The function gets the place itself: there is no use to be counted.
-                    self.target = place_here
+            slot_here = references.slot_here(counted[0])
+            if slot_here is not None:
+                if slot_here.gate is not None:
+                    self._line_up(slot_here.gate)
+                if len(counted) == 1 and slot_here.is_ready:
+                    # The function gets the slot itself: there is no use to be counted.
+                    self.target = slot_here
                     if not request.creates:
                         return True
                     counted = ()
         caller = self.peer.incarnation
         if request.creates:
-            self.place = WorkerMachine.created_by(caller, request)
-        call_id, place = self.frame.call_id, self.place
+            self.result_ref = WorkerMachine.created_by(caller, request)
+        call_id, created = self.frame.call_id, self.result_ref
         concurrency = 0 if request.extras is None else request.extras.concurrency
-        if not references.admit(caller, call_id, counted, place, request.sequence, concurrency):
+        if not references.admit(caller, call_id, counted, created, request.sequence, concurrency):
             return False
         if counted:
             self.handles = [RefHandle(references, one) for one in counted]  # counted just now
@@ -158,7 +158,7 @@ class ServerCall(Answering, eq=False):
     def run(self) -> None:
         """Run the function, and answer whatever happens. In a context of its own."""
         is_read = self.peer.back_outbox.is_idle
-        if not is_read and self.place is None and intake.holds(self):
+        if not is_read and self.result_ref is None and intake.holds(self):
             return  # it is run when the caller has read more
         try:
             if self.request.context:
@@ -267,13 +267,13 @@ class ServerCall(Answering, eq=False):
         """Wait for a future without a thread, as long as its value is wanted.
 
         The future may be the user's, and never complete. It is not kept here: the future's callback
-        leads to this job, and no garbage collector sees cycles through a future of torch's.
+        leads to this call, and no garbage collector sees cycles through a future of torch's.
         """
         # Written first, then the caller's state is read; `cancel` and `Drop` do it the other way
         # round. So one of both sides sees the other.
         self.stop, self.is_deferred = result.stop, True
-        if self.place is not None:
-            self._tie_to(self.place)
+        if self.result_ref is not None:
+            self._tie_to(self.result_ref)
         elif self.cancelled:
             self._give_up()
         if not self.is_ended:
@@ -282,10 +282,10 @@ class ServerCall(Answering, eq=False):
     def _tie_to(self, ref: RefId) -> None:
         """Have the wait for the value of a `remote()` call end with the last reference to it."""
         references = self.serving.references
-        place = references.place_of(ref)
-        if place is not None:
-            place.on_dropped = self._no_longer_wanted
-        if references.place_of(ref) is None:
+        slot = references.slot_of(ref)
+        if slot is not None:
+            slot.on_dropped = self._no_longer_wanted
+        if references.slot_of(ref) is None:
             self._no_longer_wanted()
 
     def _no_longer_wanted(self) -> None:

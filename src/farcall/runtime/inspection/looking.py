@@ -52,10 +52,10 @@ def report_of(agent: Agent, question: Question, began: float) -> WorkerReport:
             calls[id(call)] = made[-1]
             if call.future is not None:
                 calls[id(call.future)] = made[-1]
-        for job in peer.incoming.records():
-            assert isinstance(job, ServerCall)
-            served.append(_served(job, now, runs=id(job) in running))
-            calls[id(job)] = served[-1]
+        for one in peer.incoming.records():
+            assert isinstance(one, ServerCall)
+            served.append(_served(one, now, runs=id(one) in running))
+            calls[id(one)] = served[-1]
     is_leaving = agent.status.is_leaving
     awaited = agent.coordinator.missing if is_leaving else []
     names = [peer.name for peer in map(agent.directory.of_incarnation, awaited) if peer is not None]
@@ -126,14 +126,14 @@ def _made(call: PendingCall, now: float) -> CallReport:
     )
 
 
-def _served(job: ServerCall, now: float, *, runs: bool) -> CallReport:
-    limit = job.request.timeout
-    waits = "waits for its future" if job.is_deferred else "is queued"
+def _served(call: ServerCall, now: float, *, runs: bool) -> CallReport:
+    limit = call.request.timeout
+    waits = "waits for its future" if call.is_deferred else "is queued"
     return CallReport(
-        job.name,
-        job.peer.name,
-        job.frame.call_id,
-        now - (job.deadline - limit) if limit else None,
+        call.name,
+        call.peer.name,
+        call.frame.call_id,
+        now - (call.deadline - limit) if limit else None,
         limit,
         "runs" if runs else waits,
     )

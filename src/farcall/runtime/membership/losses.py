@@ -57,9 +57,9 @@ class Loss(NamedTuple):
 
     def cancel_served(self) -> None:
         """Stop what can be stopped of the calls that are being served."""
-        for job in self.served:
+        for call in self.served:
             try:
-                job.cancel()
+                call.cancel()
             except Exception:  # it may run code of the user; the others wait, too
                 logger.exception("an internal error while a call of a lost worker was stopped")
 

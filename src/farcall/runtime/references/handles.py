@@ -234,25 +234,25 @@ class References:
         admit = self._machine.state.admit
         if caller != self.me.incarnation:
             self._values[created] = ValueSlot()
-        place = self._values.get(created)
-        if place is not None:  # else the agent was shut down after this call to itself had begun
-            place.guard(concurrency)
+        slot = self._values.get(created)
+        if slot is not None:  # else the agent was shut down after this call to itself had begun
+            slot.guard(concurrency)
         return self._machine.tell(admit, caller, call_id, references, created, sequence)
 
-    def place_of(self, ref: RefId) -> ValueSlot | None:
-        """Return the place of a value that lives here; None when it was dropped."""
+    def slot_of(self, ref: RefId) -> ValueSlot | None:
+        """Return the slot of a value that lives here; None when it was dropped."""
         return self._values.get(ref)
 
     def accepted(self, ref: RefId) -> None:
-        """Note that the owner has made the value's place: its creation is late no more."""
+        """Note that the owner has made the value's slot: its creation is late no more."""
         if self._creation_errors:
             self._creation_errors.pop(ref, None)
 
     def creation_failed(self, ref: RefId, error: FarcallError) -> None:
         """Let uses of a reference raise this error: its request will never be accepted."""
-        place = self._values.get(ref)
-        if place is not None:  # a call to ourselves
-            place.fail(_of_creation(error))
+        slot = self._values.get(ref)
+        if slot is not None:  # a call to ourselves
+            slot.fail(_of_creation(error))
             return
         with self._lock:
             if self._refs.knows(ref):
@@ -294,8 +294,8 @@ class References:
         Takes no lock, since signal handlers may want to show a reference, and runs no user code.
         """
         if handle.is_owner:
-            place = self._values.get(handle.ref)
-            return "shut down" if place is None else place.described_state()
+            slot = self._values.get(handle.ref)
+            return "shut down" if slot is None else slot.described_state()
         if self._status.is_closed:
             return "shut down"
         owner = self._directory.of_incarnation(handle.owner)
@@ -331,13 +331,13 @@ class References:
             name = handle.reference.owner_name
             raise OwnerDied(name, cause) if owner is None else no_value(name, cause)
 
-    def place_here(self, reference: Reference) -> ValueSlot | None:
-        """Return the place of a value that lives here; else None."""
+    def slot_here(self, reference: Reference) -> ValueSlot | None:
+        """Return the slot of a value that lives here; else None."""
         is_mine = reference.owner == self.me.incarnation
         return self._values.get(RefId(reference.minted_by, reference.number)) if is_mine else None
 
     def value_of(self, handle: RefHandle) -> ValueSlot:
-        """Return the place of a value that lives here.
+        """Return the slot of a value that lives here.
 
         Raises:
             InvalidReference: it lives elsewhere.

@@ -13,7 +13,7 @@ from farcall.serde import StoredError
 
 
 class ValueSlot:
-    """The place of a remote value: empty until the function that makes it ends.
+    """The slot of a remote value, empty until the function that makes it ends.
 
     Set or failed once. Thread-safe.
     """
