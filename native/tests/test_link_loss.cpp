@@ -132,7 +132,7 @@ void test_fail(Kind kind) {
   check_end(*pair.right_home, pair.right, kClosed);
 }
 
-void test_lose_while_writers_are_stuck(Kind kind) {
+void test_fail_while_writers_are_stuck(Kind kind) {
   Pair pair(kind);
   const TestFrame large = test_frame(kRequest, 1, 1, 8 << 20);
   const auto send = [&] {
@@ -149,7 +149,7 @@ void test_lose_while_writers_are_stuck(Kind kind) {
 }
 
 // A thread that waits for the role of writing behind the rest of a frame is told, too.
-void test_lose_with_a_residue(Kind kind) {
+void test_fail_with_a_residue(Kind kind) {
   Pair pair(kind);
   const TestFrame large = test_frame(kOneWay, 1, 1, 8 << 20);
   CHECK_THROWS(pair.left->send(large.out(), 0, no_interrupt), TimedOut);
@@ -282,8 +282,8 @@ int main() {
     test_what_was_sent_before_the_end_arrives(kind, true);
     test_peer_closes_within_a_frame(kind);
     test_fail(kind);
-    test_lose_while_writers_are_stuck(kind);
-    test_lose_with_a_residue(kind);
+    test_fail_while_writers_are_stuck(kind);
+    test_fail_with_a_residue(kind);
     test_what_was_read_counts(kind);
     test_lost_before_it_starts(kind);
     test_close_while_threads_are_inside(kind, 0);

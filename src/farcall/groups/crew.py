@@ -63,7 +63,7 @@ class Crew:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 add_note(error, _FEW_FILES.format(len(names)))
             raise
-        self._hearer = FarcallThread(self._hear, "farcall group")
+        self._listener = FarcallThread(self._hear, "farcall group")
 
     def _open(self, options: Mapping[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
@@ -135,7 +135,7 @@ class Crew:
         self._wait_until_warm()
         with contextlib.suppress(OSError):  # it has ended: so have the workers, or will not begin
             self._home.send_bytes(pickle.dumps((self._places, self._plan)))
-        self._hearer.start()
+        self._listener.start()
         for number in range(len(self._names)):
             said = self._said(number)
             if said != READY:
@@ -238,6 +238,6 @@ class Crew:
         finally:
             self._server.kill()
             self._server.wait()
-            self._hearer.join_if_started()
+            self._listener.join_if_started()
             self._home.close()
             self._opened.close()

@@ -330,10 +330,10 @@ class DirectoryMachine(Generic[P]):
                 del self._met_again[begun]
         return gone
 
-    def _pass_keys_on(self, lost: P) -> None:
+    def _pass_keys_on(self, party: P) -> None:
         """Give the keys of a lost worker to others, of whom it was heard before its last word."""
-        for key in (lost.worker.name, lost.worker.id, lost.worker.info):
-            if self._by_key.get(key) is lost:
+        for key in (party.worker.name, party.worker.id, party.worker.info):
+            if self._by_key.get(key) is party:
                 for other in self._by_incarnation.values():
                     worker = other.worker
                     if other.loss_cause is None and key in (worker.name, worker.id, worker.info):

@@ -26,7 +26,7 @@ class _LostTakesNames(_Machine):  # *
 
 
 class _LostKeepsNames(_Machine):  # *
-    def _pass_keys_on(self, lost: Record) -> None:
+    def _pass_keys_on(self, party: Record) -> None:
         pass
 
 

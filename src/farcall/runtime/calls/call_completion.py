@@ -371,9 +371,9 @@ class CallCompletion:
         """End the calls to a lost peer, in PeerLost."""
         self.fail(loss.calls, loss.error)
 
-    def fail(self, lost: Sequence[PendingCall], error: Exception) -> None:
+    def fail(self, ended: Sequence[PendingCall], error: Exception) -> None:
         """End these calls, whose peer, or this agent, has ended."""
-        for pending in lost:
+        for pending in ended:
             pending.fail(error)
             if pending.created is not None and isinstance(error, CallError):
                 self._references.creation_failed(pending.created, error)
