@@ -171,6 +171,12 @@ def test_missing_function_is_told_by_its_missing_part(name: str, missing: str) -
     assert missing in str(caught.value)
 
 
+@pytest.mark.parametrize("module", ["__main__", "__mp_main__"])
+def test_a_function_that_the_script_lacks_here_may_stand_behind_its_last_line(module: str) -> None:
+    with pytest.raises(FunctionNotFound, match='above `if __name__ == "__main__":`'):
+        resolve(f"{module}:defined_in_the_driver_only")
+
+
 @pytest.mark.parametrize("name", ["", "nocolon", ":x", "x:", "torch:float32", "sys:path"])
 def test_a_text_that_is_not_a_callable_name_is_refused(name: str) -> None:
     with pytest.raises(FunctionNotFound):

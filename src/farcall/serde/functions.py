@@ -25,6 +25,10 @@ SPAWNED_MAIN = "__mp_main__"
 _ADVICE = (
     "it must be importable on the callee too (the RPC pickler does not serialize function code)"
 )
+_ADVICE_FOR_MAIN = (
+    '; define it at the top level of the script and above `if __name__ == "__main__":`, since '
+    "workers that import the script skip what stands behind that line"
+)
 _OPERATORS = (OpOverloadPacket, OpOverload)
 # TorchScript puts this between module and name when it compiles a second function of that name.
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
@@ -130,11 +134,15 @@ def resolve(name: str) -> Callable[..., Any]:
         except AttributeError as error:
             where = _describe(found, module_name)
             raise FunctionNotFound(
-                f"can't find {name!r}: {where} has no attribute {part!r}; {_ADVICE}"
+                f"can't find {name!r}: {where} has no attribute {part!r}; {_advice(module_name)}"
             ) from error
     if not callable(found):
         raise FunctionNotFound(f"{name!r} is not callable, it is {_describe(found, module_name)}")
     return found  # type: ignore[no-any-return]
+
+
+def _advice(module_name: str) -> str:
+    return _ADVICE + (_ADVICE_FOR_MAIN if module_name in (MAIN, SPAWNED_MAIN) else "")
 
 
 def _describe(found: Any, module_name: str) -> str:
