@@ -188,6 +188,19 @@ def test_a_user_that_makes_it_an_error_gets_it_each_time(pair: list[Agent]) -> N
 
 
 @pytest.mark.parametrize("transport", ["inproc"])
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [(sync, "torch:neg"), (proxy_sync, "method 'forward' of a remote value")],
+)
+def test_it_names_the_function_as_the_user_knows_it(
+    pair: list[Agent], way: Callable[[str], int], name: str
+) -> None:
+    with caught() as found:
+        way("w1")
+    assert f"the call of {name} on worker 'w1'" in str(found[0].message)
+
+
+@pytest.mark.parametrize("transport", ["inproc"])
 def test_it_can_be_switched_off(pair: list[Agent]) -> None:
     with caught() as found:
         warnings.filterwarnings("ignore", category=GradientWarning)

@@ -29,7 +29,7 @@ class Advice:
         """Warn that a call has a tensor that requires grad, which nothing will record."""
         self._warn(
             GradientWarning,
-            f"the call of {function or 'a function'} on worker {worker!r} has an argument that "
+            f"the call of {function} on worker {worker!r} has an argument that "
             "requires grad, outside of `farcall.autograd.context()`: no gradient will come back. "
             "Make the call inside of a context, under torch.no_grad(), or detach the argument. "
             "(Said once in a process. To be spared: "

@@ -118,7 +118,7 @@ class Requests:
                         self._gradients.record, request.context, request.sent
                     )
             elif payload.tensors and self._status.advice.pending and torch.is_grad_enabled():
-                self._status.advice.warn_of_gradients(peer.name, name)
+                self._status.advice.warn_of_gradients(peer.name, pending.name)
             if created is not None:
                 request.creates, request.sequence = created.reference.number, sequence
             if handles:
