@@ -374,7 +374,7 @@ def test_a_file_url_is_taken_as_torch_takes_it_where_that_leads_to_a_folder(
 @pytest.mark.parametrize(
     ("url", "rank", "world_size", "message"),
     [
-        ("env://", 0, 1, "MASTER_ADDR is not set"),
+        ("env://", 0, 1, "MASTER_ADDR is not set. Start the script by `farcall launch`"),
         ("http://x:1", 0, 1, "use env://, tcp://host:port or file:///path"),
         ("tcp://127.0.0.1", 0, 1, "has no port"),
         ("tcp://:1", 0, 1, "has no host"),

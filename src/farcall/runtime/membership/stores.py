@@ -213,7 +213,11 @@ def _master(url: SplitResult) -> tuple[str, int]:
         port_text = os.environ.get("MASTER_PORT", "")
         for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port_text)):
             if not value:
-                raise ValueError(f"env:// rendezvous: environment variable {name} is not set")
+                raise ValueError(
+                    f"env:// rendezvous: environment variable {name} is not set. Start the script "
+                    "by `farcall launch` or torchrun, which set it, or pass another init_method: "
+                    "tcp://host:port or file:///path"
+                )
         where = "MASTER_PORT"
     else:
         host = url.hostname or ""
