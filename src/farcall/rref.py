@@ -8,20 +8,19 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
 
 from farcall.errors import Cancelled, RpcTimeout
 from farcall.ids import WorkerInfo, worker_info
 from farcall.runtime.agent import Agent
-from farcall.runtime.calls import profiling
+from farcall.runtime.calls import methods, profiling
 from farcall.runtime.calls.call_names import own_handler
 from farcall.runtime.calls.deferred import Deferred, result_of
 from farcall.runtime.calls.future import Future
 from farcall.runtime.calls.graph_breaks import methods_break_graphs
 from farcall.runtime.calls.limits import Limit
-from farcall.runtime.calls.methods import RemoteMethod, check_is_for_the_owner, not_a_method
 from farcall.runtime.calls.policy import method_of
 from farcall.runtime.context import CallBeingServed, allowed_now, current_context, waiting
 from farcall.runtime.current import current_agent
@@ -81,6 +80,9 @@ class RRef(Generic[T]):
         identity = f"RRefId(created_on={reference.minted_by:x}, local_id={reference.number.hex()})"
         state = handle.references.described_state(handle)
         return f"{kind}({identity}, owner={handle.to!r}, {state})"
+
+    if not TYPE_CHECKING:  # type checkers know the attributes of a reference
+        __getattr__ = methods.refuse_attribute
 
     _follows = False  # whether the reference leads to another object when its own is made again
 
@@ -297,8 +299,8 @@ class MethodProxy:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name[:2] == "__":
-            check_is_for_the_owner(name)
-        return RemoteMethod(self.__invoke, name)
+            methods.check_is_for_the_owner(name)
+        return methods.RemoteMethod(self.__invoke, name)
 
     def __repr__(self) -> str:
         return f"<rref.{self.__way}() of {RRef.of(self.__handle)!r}>"
@@ -444,5 +446,5 @@ def call_method(slot: ValueSlot, name: str, args: tuple[Any, ...], kwargs: dict[
     only = allowed_now()
     method = getattr(value, name) if only is None else method_of(only, value, name)
     if not callable(method):
-        raise not_a_method(method, value, name)
+        raise methods.not_a_method(method, value, name)
     return result_of(method, method(*args, **kwargs))

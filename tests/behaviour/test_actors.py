@@ -258,6 +258,16 @@ def test_handle_does_not_pretend_to_be_another_kind_of_object(pair: list[Agent])
         pickle.dumps(buffer)
 
 
+def test_a_member_that_is_neither_called_nor_read_says_how(pair: list[Agent]) -> None:
+    buffer = farcall.spawn("w1", Buffer, 1)
+    with pytest.raises(AttributeError, match=r"'remote' is asked of 'put'.* handle\.put\.sync\("):
+        buffer.put.remote(1)  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"'size' of a handle.* handle\.size\.get\(\)"):
+        assert buffer.size + 1
+    with pytest.raises(TypeError, match=r"'size' of a handle.* handle\.size\.get\(\)"):
+        assert buffer.size
+
+
 def test_dir_signature_and_help_are_those_of_the_object(trio: list[Agent]) -> None:
     spawned = farcall.spawn("w1", Buffer, 1, name="replay")
     spawned.put.sync(1)

@@ -339,3 +339,12 @@ def test_a_local_value_need_not_be_picklable(pair: list[Agent]) -> None:
 
 def call_referenced(rref: rpc.RRef[Any]) -> None:
     rref.rpc_sync().__call__()
+
+
+def test_an_attribute_of_the_value_is_none_of_the_reference(pair: list[Agent]) -> None:
+    rref = rpc.remote("w1", Account)
+    with pytest.raises(AttributeError, match=r"'RRef' .* rref\.rpc_sync\(\)\.deposit\("):
+        rref.deposit(1)  # type: ignore[attr-defined]
+    assert not hasattr(rref, "__array__")
+    with pytest.raises(AttributeError, match=r"^'RRef' object has no attribute '_balance'$"):
+        _ = rref._balance  # type: ignore[attr-defined]

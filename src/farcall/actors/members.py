@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from farcall.objects import read_attribute
 from farcall.rref import RRef
 from farcall.runtime.calls.future import Future
-from farcall.runtime.calls.graph_breaks import methods_break_graphs
+from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
+from farcall.runtime.calls.methods import OPERATORS
 from farcall.serde import hide_own_frames
 
 P = ParamSpec("P")
@@ -93,6 +94,11 @@ class ObjectMember(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<{self._name!r} of {self._handle!r}>"
 
+    if not TYPE_CHECKING:  # type checkers know the attributes of a member
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{name!r} is asked of {_how_to_use(self)}")
+
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call it as a method, and return a future of the result."""
         return getattr(self._handle.rpc_async(), self._name)(*args, **kwargs)  # type: ignore[no-any-return]
@@ -120,5 +126,22 @@ class ObjectMember(Generic[P, R]):
             hide_own_frames(error)
             raise
 
+
+def _how_to_use(member: ObjectMember[..., Any]) -> str:
+    name = member._name
+    return (
+        f"{name!r} of a handle, which was neither called nor read: handle.{name}(...) calls it and "
+        f"returns a future, handle.{name}.sync(...) returns the result, and handle.{name}.get() "
+        "reads an attribute"
+    )
+
+
+@breaks_graphs
+def _refuse(self: ObjectMember[..., Any], *_: object) -> NoReturn:
+    raise TypeError(f"an operator or a condition uses {_how_to_use(self)}")
+
+
+for _operator in OPERATORS.split():
+    setattr(ObjectMember, f"__{_operator}__", _refuse)
 
 ObjectMember.__doc__ = _OfTheMember(_text_of, ObjectMember.__doc__)  # type: ignore[assignment]

@@ -7,12 +7,16 @@ from typing import Any, NoReturn, Self
 
 from farcall.runtime.calls.graph_breaks import breaks_graphs, methods_break_graphs
 
-# Special methods by which programs use a value, and never a method.
+# Special methods by which programs compute with a value, and never with a method.
+OPERATORS = (
+    "bool neg pos abs invert lt le gt ge add radd sub rsub mul rmul matmul rmatmul truediv "
+    "rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow lshift rlshift rshift rrshift "
+    "and rand or ror xor rxor"
+)
+# The same, and all others by which programs use a value.
 _USES_OF_VALUES = (
-    "bool int float complex index len iter reversed contains getitem setitem delitem next await "
-    "aiter anext enter aenter round trunc floor ceil neg pos abs invert lt le gt ge add radd sub "
-    "rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow "
-    "rpow lshift rlshift rshift rrshift and rand or ror xor rxor reduce_ex setattr delattr"
+    f"{OPERATORS} int float complex index len iter reversed contains getitem setitem delitem next "
+    "await aiter anext enter aenter round trunc floor ceil reduce_ex setattr delattr"
 )
 _MORE_USES = (
     "call exit aexit missing length_hint bytes fspath iadd isub imul imatmul itruediv ifloordiv "
@@ -80,6 +84,17 @@ def how_to_read(name: str) -> str:
         f"lambda rref: rref.local_value().{name}, args=(rref,)); or copy the whole value: "
         f"rref.to_here().{name}"
     )
+
+
+def refuse_attribute(reference: object, name: str) -> NoReturn:
+    """Raise the AttributeError of a reference; say how a public name of its value is reached."""
+    text = f"{type(reference).__name__!r} object has no attribute {name!r}"
+    if not name.startswith("_"):
+        text += (
+            f". A method of the value is called by rref.rpc_sync().{name}(...), or through "
+            "rref.rpc_async() or rref.remote(); rref.to_here() copies the value"
+        )
+    raise AttributeError(text)
 
 
 def not_a_method(found: object, value: object, name: str) -> TypeError:
