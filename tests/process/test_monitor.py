@@ -64,6 +64,8 @@ def test_status_shows_a_group(tmp_path: Path) -> None:
         shown = of_group(pid, "status")
         assert [shown.count(f"w{rank} ") for rank in range(3)] == [1, 1, 1]
         assert shown.split("\n")[0].split() == COLUMNS
+        row = next(line for line in shown.split("\n") if line.startswith("w1 "))
+        assert row.split()[:3] == ["w1", "-", "1"]  # a role that is empty moves no column
         found = json.loads(of_group(pid, "status", "--json"))
         [w1] = [one for one in found["reports"] if one["name"] == "w1"]
         assert len(w1["served"]) == 20

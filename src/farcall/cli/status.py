@@ -124,7 +124,7 @@ def _row(report: WorkerReport) -> list[str]:
     held = report.references.get("owned", 0) + report.references.get("held", 0)
     return [
         report.name,
-        report.role,
+        report.role or "-",  # so that each row has as many words for awk
         str(report.id),
         report.host,
         str(report.pid),
