@@ -3,11 +3,16 @@
 Each environment has no compiler in its PATH. Prints a table for README.md: the seconds of the
 example, or why a cell could not be had. `make matrix` runs it; `--short` takes one cell, and with
 `--without-cuda` no packages of CUDA are installed (`tests/cuda_stubs.py`).
+
+pip builds the wheel in an isolated environment, after `make native` with the object files of that
+where they are the same (`tests/reused_objects.py`), and with its nanobind if pip would install that
+version.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -15,15 +20,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+from functools import cache
 from pathlib import Path
 
 from cuda_stubs import do_without_cuda
+from reused_objects import cached, with_objects
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.6.0", "2.9.1", "2.13.0", "2.14.1", "2.15.0")
 EXPECTED = "tensor([4., 4.])\n[('e', 2)]\n"
-INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
+QUIET = ("--disable-pip-version-check", "--quiet")
 
 
 class Missing(Exception):
@@ -76,16 +84,42 @@ def run(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def built_wheel(python: str, version: str, folder: Path) -> Path:
-    """Build the wheel for one Python, with a compiler, or return the one that was built before."""
-    target = folder / "wheels" / version
-    if not list(target.glob("*.whl")):
-        # Debian's Python has pip in environments only.
-        place = folder / f"py{version}-build"
-        run(python, "-m", "venv", "--clear", place)
-        run(place / "bin/python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", target, ROOT)
-        shutil.rmtree(place)
+@cache
+def pip_of(python: str, folder: Path) -> tuple[str, ...]:
+    """Return the command of pip in an environment of its own, since Debian's Python has none.
+
+    It installs into all environments of this Python: pip is dear to install in each.
+    """
+    place = Path(tempfile.mkdtemp(prefix="pip-", dir=folder))
+    run(python, "-m", "venv", place)
+    return (str(place / "bin/python"), "-m", "pip", *QUIET)
+
+
+@cache
+def built_wheel(python: str, folder: Path) -> Path:
+    """Build the wheel for one Python, with a compiler."""
+    target = Path(tempfile.mkdtemp(prefix="wheel-", dir=folder))
+    pip = pip_of(python, folder)
+    wheel = (*pip, "wheel", "--no-deps", "-w", target, ROOT)
+    nanobind = cached("NB_DIR")
+    if nanobind and would_install(pip, nanobind):
+        # Another CMake may order flags otherwise, and ninja would compile everything again.
+        tools = [Path(cached(name)).parent for name in ("CMAKE_COMMAND", "CMAKE_MAKE_PROGRAM")]
+        path = os.pathsep.join([*map(str, tools), os.environ["PATH"]])
+        define = f"-Ccmake.define.nanobind_DIR={nanobind}/cmake"
+        run(*wheel, with_objects(target / "build"), define, PATH=path)
+    else:
+        run(*wheel)
     return next(target.glob("*.whl"))
+
+
+def would_install(pip: tuple[str, ...], nanobind: str) -> bool:
+    """Return whether pip would install this nanobind's version for an isolated build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    plan = ("install", "--dry-run", "--ignore-installed", "--report", "-")
+    report = json.loads(run(*pip, *plan, *project["build-system"]["requires"]))
+    versions = {one["metadata"]["name"]: one["metadata"]["version"] for one in report["install"]}
+    return Path(nanobind).with_name(f"nanobind-{versions.get('nanobind')}.dist-info").exists()
 
 
 def timed_example(python: Path, **environment: str) -> str:
@@ -113,7 +147,7 @@ def try_cell(
     Args:
         python: version, such as 3.12.
         torch: version, such as 2.13.0.
-        folder: for wheels and the environment, which is deleted afterwards.
+        folder: for wheels, pip and the environment, which is deleted afterwards.
         built: the wheel; built here if None.
         without_cuda: whether stubs take the place of CUDA's packages.
 
@@ -124,20 +158,23 @@ def try_cell(
         Missing: something can't be had here.
     """
     executable = interpreter(python)
-    wheel = built or built_wheel(executable, python, folder)
+    wheel = built or built_wheel(executable, folder)
     place = folder / f"py{python}-torch{torch}"
-    shutil.rmtree(place, ignore_errors=True)
-    run(executable, "-m", "venv", place)
+    run(executable, "-m", "venv", "--without-pip", place)
     try:
         own = place / "bin/python"
         alone = {"PATH": str(place / "bin"), "CXX": "/bin/false"}
+        # The first example compiles what it imports, and pip would compile all that it installs.
+        install = (*pip_of(executable, folder), "--python", own, "install", "--no-compile")
+        written = {"PYTHONDONTWRITEBYTECODE": ""}
         if without_cuda:
-            run(own, *INSTALL, "--no-deps", f"torch=={torch}", **alone)
+            run(*install, "--no-deps", f"torch=={torch}", **alone)
             do_without_cuda(next(place.glob("lib/python*/site-packages")))
-        run(own, *INSTALL, f"torch=={torch}", wheel, **alone)
+        run(*install, f"torch=={torch}", wheel, **alone)
+        timed_example(own, **alone, **written)
         return timed_example(own, **alone)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(place)
 
 
 def main() -> int:
@@ -161,17 +198,18 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     worked = 0
     print(f"| | torch {' | torch '.join(torches)} |\n|{'---|' * (len(torches) + 1)}", flush=True)
-    for python in pythons:
-        cells = []
-        for torch in torches:
-            try:
-                cells.append(
-                    try_cell(python, torch, options.folder, options.wheel, options.without_cuda)
-                )
-                worked += 1
-            except Missing as missing:
-                cells.append(f"not had: {missing}")
-        print(f"| Python {python} | {' | '.join(cells)} |", flush=True)
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        for python in pythons:
+            cells = []
+            for torch in torches:
+                try:
+                    cells.append(
+                        try_cell(python, torch, Path(name), options.wheel, options.without_cuda)
+                    )
+                    worked += 1
+                except Missing as missing:
+                    cells.append(f"not had: {missing}")
+            print(f"| Python {python} | {' | '.join(cells)} |", flush=True)
     return 0 if worked else 1
 
 

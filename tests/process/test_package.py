@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from matrix import timed_example
+from reused_objects import cached, with_objects
 
 from farcall.version import VERSION
 
@@ -178,19 +179,26 @@ def test_the_wheel_runs_the_readme_in_a_fresh_environment_without_a_compiler(
     tmp_path: Path,
 ) -> None:
     """`make matrix` also installs the dependencies; here they are those of this environment."""
-    built = wheel(tmp_path)
+    folder = tmp_path / "build"
+    built = wheel(tmp_path, with_objects(folder), CXX=os.environ.get("CXX", ""))
     assert built.returncode == 0, built.stdout + built.stderr
     [archive] = tmp_path.glob(f"farcall-{VERSION}-cp3*-cp3*-linux_*.whl")
-    assert run(sys.executable, "-m", "venv", tmp_path / "fresh").returncode == 0
-    own = tmp_path / "fresh/bin/python"
+    environment = tmp_path / "fresh"
+    assert run(sys.executable, "-m", "venv", "--without-pip", environment).returncode == 0
+    own = environment / "bin/python"
     alone = {"PATH": str(own.parent), "CXX": BROKEN_COMPILER, "PYTHONPATH": ""}
-    installed = run(own, "-m", "pip", "install", *OFFLINE[:2], archive, **alone)
+    installed = run(*PIP, "--python", own, "install", *OFFLINE[:2], archive, **alone)
     assert installed.returncode == 0, installed.stdout + installed.stderr
-    [packages] = tmp_path.glob("fresh/lib/python3*/site-packages")
+    [packages] = environment.glob("lib/python3*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     where = "import farcall._native; print(farcall._native.__file__)"
-    assert str(packages) in run(own, "-c", where, **alone).stdout
+    module = Path(run(own, "-c", where, **alone).stdout.strip())
+    assert module.parent == packages / "farcall"
     print("README's example:", timed_example(own, **alone))
+    if cached("CMAKE_CXX_COMPILER") == cached("CMAKE_CXX_COMPILER", folder):
+        tested = ROOT / "src/farcall" / module.name
+        # Builds are reproducible, so another module has other sources, flags or tools.
+        assert module.read_bytes() == tested.read_bytes(), "it is not that of `make native`"
 
 
 def test_sdist_holds_the_files_of_git(tmp_path: Path) -> None:
