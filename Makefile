@@ -58,7 +58,10 @@ help: ## List the targets.
 # Done again only when what is to be installed changes. Every file that pip takes has a hash in
 # requirements/$(1).txt, but torch's: see requirements/torch.in. No build of ours is isolated, since pip
 # would install what it needs without looking at hashes. The C++ part is built below, not by pip.
-PIP := -m pip install --disable-pip-version-check
+# Compiling all that pip installs takes a minute of a core. Each module is compiled when it is first
+# imported instead, so this has to be allowed: images of containers forbid it.
+PIP := -m pip install --disable-pip-version-check --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 define install
 $(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt
 $(BIN)/python $(PIP) -c constraints.txt torch
@@ -113,10 +116,7 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
 OF_PROCESSES = tests/process tests/attacks
 TESTS = $(BIN)/python -m pytest --dist loadfile --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
-# Compiled first: where PYTHONDONTWRITEBYTECODE is set, as images of containers do, each process of the
-# tests would compile farcall anew, a fifth of its start.
 test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
-	@$(BIN)/python -m compileall -q src tests benchmarks
 ifeq ($(TEST_ARGS),)
 	@failed=; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; \
 	$(TESTS) -n 2 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
@@ -136,7 +136,6 @@ test-slow: $(NATIVE) ## Run tests as on a machine that is 8 times slower. Option
 	FAST_CLOCK=$(FACTOR) LD_PRELOAD=$(CURDIR)/$(FAST_CLOCK) $(TESTS) --timeout=0 -n auto $(or $(TEST_ARGS),$(IN_PARALLEL))
 
 conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
-	@$(BIN)/python -m compileall -q src tests
 	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core,scripted \
 	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)

@@ -82,9 +82,7 @@ def test_both_halves_of_the_tests_run_whatever_the_other_gives(
 ) -> None:
     done = run("make", "test", cwd=checkout, FAILS=fails)
     called = (checkout / "called").read_text().splitlines()
-    assert len(called) == 3, called
-    assert called[0] == "-m compileall -q src tests benchmarks"
-    halves = sorted(line.partition("faulthandler_timeout=")[2] for line in called[1:])
+    halves = sorted(line.partition("faulthandler_timeout=")[2] for line in called)
     assert halves == [  # they begin at once, in any order
         "1000 tests/process tests/attacks",
         "700 tests/unit tests/behaviour tests/transport tests/typing",
