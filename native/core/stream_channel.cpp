@@ -205,8 +205,8 @@ std::size_t StreamChannel::read_further(FurtherStream& further, std::uint8_t* da
 }
 
 // Both workers close the first stream before the others. So the end of a further stream is the end
-// of the link: expected and no news, or the first stream is still open and that is a loss. What has
-// arrived by the others still counts, a goodbye maybe.
+// of the link: expected and no news, or the first stream is still open and that is a loss. Frames
+// that have arrived by the others still count, a goodbye maybe.
 std::size_t StreamChannel::receive_further(FurtherStream& further, std::uint8_t* data,
                                            std::size_t size) {
   const ssize_t count = recv(further.socket.get(), data, size, MSG_DONTWAIT);

@@ -298,21 +298,19 @@ class Pass:
                 reach = self._alone(source, gradients) if is_alone else self._live
             inputs = reach.exploration.inputs[source]
             found = graph.run(source, gradients, inputs, **self._flags)
-            of_receives: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
+            leaving: dict[ReceivedTensors, dict[Node, Tensor | None]] = {}
             for index, input_ in enumerate(inputs):
                 receive = self._context.receives.get(input_.node)
                 if receive is not None:
-                    of_receives.setdefault(receive, {})[input_.node] = found[index]
+                    leaving.setdefault(receive, {})[input_.node] = found[index]
             with self._lock:
-                todo = machine.computed(
-                    number, {each: each.peer.incarnation for each in of_receives}
-                )
+                todo = machine.computed(number, {each: each.peer.incarnation for each in leaving})
             for instruction in todo:
                 if isinstance(instruction, do.KeepLeaves):
                     self._accumulate(inputs, found)
                 else:
                     receive = instruction.receive
-                    self._send(receive, instruction.credit, of_receives[receive])
+                    self._send(receive, instruction.credit, leaving[receive])
         except BaseException as error:  # whatever the user's backward functions and hooks raise
             self.fail(error)
         else:

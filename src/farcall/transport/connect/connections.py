@@ -334,9 +334,8 @@ class Connections(Generic[L]):
             sock.settimeout(HANDSHAKE_SECONDS)
             sock.connect(target.address)
             me = msgspec.structs.replace(self.me, joins=target.link)
-            _, keys = self._shake(
-                sock, me, target.name, original(target.incarnation), target.url, until
-            )
+            expects = original(target.incarnation)
+            _, keys = self._shake(sock, me, target.name, expects, target.url, until)
             self._add(link, sock, keys)
         except OSError as error:
             sock.close()
