@@ -37,6 +37,7 @@ from typing import Any
 
 from patience import PATIENCE
 from warm_starts import Zygote, install
+from zygote_ends import end_shortly, end_wholly, expect, keep_imports
 from zygote_jobs import BOOT, Job, Preloads, Program, is_compat, read_early, receive, send
 
 # An optimizer of torch imports Dynamo, which takes as long as the rest of torch.
@@ -66,6 +67,7 @@ def _serve_having(modules: Sequence[str], descriptor: int) -> Callable[[], None]
         thread.join(PATIENCE)  # a timer of Matplotlib ends with its first import on a machine
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError(f"one of {modules} starts a thread, and a fork would lack it")
+    keep_imports()
     gc.collect()
     gc.freeze()  # else the collectors of all forks copy what they share
     return _serve(socket.socket(fileno=descriptor))
@@ -139,8 +141,10 @@ def _become(job: Job, descriptors: Sequence[int]) -> Callable[[], None]:
     own = Zygote(socket.socket(fileno=high), _variables_here)
     install(lambda variables: own if own.early == read_early(variables) else None)
     _set_up(job)
-    if WHOLE_END not in job.environment:
-        _end_without_static_destructors()
+    if WHOLE_END in job.environment:
+        end_wholly()
+    else:
+        end_shortly()
     return lambda: _run(job.program)
 
 
@@ -215,16 +219,6 @@ def _stand_in() -> None:
     importlib.import_module("farcall.compat").install()
 
 
-def _end_without_static_destructors() -> None:
-    """Have `exit` end the process once Python is finalized: those of torch's libraries take 0.2 s.
-
-    `exit` calls the functions that it was given in the opposite order.
-    """
-    libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)
-    libc.__cxa_atexit(libc.fflush, None, None)
-
-
 def _run(program: Program) -> None:
     """Run a program as `__main__`; show the traceback that a real start would have shown."""
     main = sys.modules["__main__"]  # the same module: farcall, for one, has imported it
@@ -244,10 +238,13 @@ def _run(program: Program) -> None:
             vars(main).update(__file__=file, __cached__=None, __loader__=loader)
             code = compile(Path(program.what).read_bytes(), file, "exec", dont_inherit=True)
             exec(code, main.__dict__)
-    except SystemExit:
+    except SystemExit as end:
+        expect(end.code)
         raise
     except BaseException as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error, error.__traceback__)
         sys.excepthook = lambda *_: None  # Python only chooses the exit code now
         raise
+    else:
+        expect(None)

@@ -210,7 +210,12 @@ ENDINGS = {
     "raise SystemExit('why')": 1,
     "def f():\n    raise ValueError('no')\nf()": 1,
     "this is no Python": 1,
+    "raise SystemExit(-1)": 255,
+    "raise SystemExit(True)": 1,
     "import os; os._exit(4)": 4,
+    "import sys; sys.stdout = open('/dev/full', 'w'); print('lost')": 120,
+    "import logging, sys, wave\nlogging.basicConfig(stream=sys.stdout)  # is not closed in time\n"
+    "class A:\n    def __del__(self, out=print): out('last')\nwave.last = A()": 0,
     "raise KeyboardInterrupt": -signal.SIGINT,
     "import os; os.kill(os.getpid(), 2)": -signal.SIGINT,
     "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
@@ -230,6 +235,28 @@ def test_a_program_ends_as_after_a_real_start(program: str, kind: str, tmp_path:
         cold.stdout,
         cold.stderr,
     )
+
+
+TELLS = """
+import farcall.ids, farcall.log, os, sys, wave
+class Tells:
+    def __init__(self, text): self.text = text
+    def __del__(self, write=os.write): write(1, self.text.encode())
+for module in (sys.modules["__main__"], wave, farcall.log):
+    module.tells = Tells(f"{module.__name__} ends, ")
+"""
+
+
+def test_farcall_and_what_a_program_imports_are_destroyed_as_after_a_real_start() -> None:
+    told = ended(COLD, "-c", TELLS).stdout
+    assert all(name in told for name in ("__main__", "wave", "farcall.log"))
+    for more in (
+        "",
+        "sys.exit(3)",
+        "del sys.__interactivehook__",  # by which a warm program hides other modules
+        "sys.modules['farcall.ids'] = sys.modules.pop('farcall.ids')",
+    ):
+        assert ended(WARM, "-c", TELLS + more).stdout == told
 
 
 def test_a_program_on_farcall_starts_one_on_torch(tmp_path: Path) -> None:
@@ -291,7 +318,7 @@ if __name__ == "__main__":
     warm, parent = ours.recv()
     print(warm, parent == os.getpid(), ours.recv())
     process.join()
-    print(process.exitcode)
+    print(process.exitcode, flush=True)
     if os.fork() == 0:
         warm = subprocess.check_output([sys.executable, "-c", own], text=True).split()[0]
         print("in a fork", warm, flush=True)
