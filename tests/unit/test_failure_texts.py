@@ -45,7 +45,7 @@ def many_notes(text: str) -> BaseException:
 def long_chain(text: str) -> BaseException:
     error: BaseException | None = None
     for _ in range(10):
-        error = raised(KeyError(text * LONG), error)
+        error = raised(KeyError(text * MAX_TEXT), error)
     assert error is not None
     return error
 
@@ -141,3 +141,14 @@ def test_notes_that_fit_are_all_there() -> None:
         error.add_note(str(number))
     failure, _ = dump_failure(SERIALIZER, error)
     assert failure.notes == tuple(map(str, range(1000)))
+    assert all(f"\n{number}\n" in failure.traceback for number in range(1000))
+
+
+def test_a_text_has_the_first_and_the_last_of_many_notes_and_says_how_many_it_leaves_out() -> None:
+    error = ValueError("x")
+    error.__notes__ = list(map(str, range(5000)))
+    failure, _ = dump_failure(SERIALIZER, error)
+    assert failure.notes == tuple(map(str, range(5000)))
+    notes = failure.traceback.splitlines()[1:]
+    shown = [*range(500), "... [4000 notes left out] ...", *range(4500, 5000)]
+    assert notes == list(map(str, shown))

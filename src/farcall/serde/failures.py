@@ -91,9 +91,9 @@ def text_failure(error: BaseException, message: str) -> Failure:
 
 def _notes_that_fit(error: BaseException) -> Iterator[str]:
     """Yield the notes that are strings, clipped to `MAX_TEXT` characters in all."""
-    notes = [plain_text(note) for note in notes_of(error) if issubclass(type(note), str)]
+    notes = [note for note in notes_of(error) if issubclass(type(note), str)]
     room = MAX_TEXT
-    for index, note in enumerate(notes):
+    for index, note in enumerate(map(plain_text, notes)):
         if room <= 0:
             yield f"... [{len(notes) - index} notes left out] ..."
             return

@@ -26,6 +26,7 @@ Frames = list[tuple[str, str, int]]
 
 # A traceback that is longer, by an endless recursion, keeps its two ends.
 MAX_FRAMES = 100
+MAX_NOTES = 1000  # of one exception in a text; a list that is longer keeps its two ends
 MAX_LINE = 1 << 24
 MAX_EARLIER = 8  # causes and contexts that are looked at
 # Characters that a text of an exception, and a name in one, may have; the rest is left out. All
@@ -169,11 +170,20 @@ def _hide(shown: traceback.TracebackException | None, *, frames: bool) -> None:
     while shown is not None:
         if frames:
             shown.stack[:] = [frame for frame in shown.stack if not is_own(frame.filename)]
-        shown.__notes__ = without_address(shown.__notes__)
+        shown.__notes__ = without_address(_ends_of(shown.__notes__))
         for member in getattr(shown, "exceptions", None) or ():
             _hide(member, frames=frames)
         _hide(shown.__cause__, frames=frames)
         shown = shown.__context__
+
+
+def _ends_of(notes: Any) -> Any:
+    """Return as many notes as a text may have; what is no list as it is."""
+    left_out = len(notes) - MAX_NOTES if type(notes) is list else 0
+    if left_out <= 0:
+        return notes
+    end = MAX_NOTES // 2
+    return [*notes[:end], f"... [{left_out} notes left out] ...", *notes[-end:]]
 
 
 def clipped(text: str, limit: int) -> str:
