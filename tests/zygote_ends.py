@@ -1,4 +1,4 @@
-"""The end of a warm program: without the teardown of what its zygote has imported.
+"""The end of a warm program, without the teardown of its zygote's imports.
 
 Python destroys all modules at the end of a process. In a fork of a zygote that copies most of the
 memory that both share, and takes 0.15 s for torch's modules, which no test is about. The modules of
@@ -106,7 +106,7 @@ class _AtTeardown:
 class _AfterTeardown:
     """Ends the process when Python drops the last variable of `sys`, after all modules.
 
-    What is left then, such as the table of all names, takes as long as the modules.
+    The rest of the teardown, such as the end of the table of all names, takes as long as modules.
     """
 
     def __init__(self, code: int | None) -> None:

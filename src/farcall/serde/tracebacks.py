@@ -178,7 +178,7 @@ def _hide(shown: traceback.TracebackException | None, *, frames: bool) -> None:
 
 
 def _ends_of(notes: Any) -> Any:
-    """Return as many notes as a text may have; what is no list as it is."""
+    """Return as many notes of a list as a text may have; any other object as it is."""
     left_out = len(notes) - MAX_NOTES if type(notes) is list else 0
     if left_out <= 0:
         return notes
