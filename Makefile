@@ -19,7 +19,7 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 NO_MODULE := -DFARCALL_PYTHON=OFF
-# For checks that compile everything: the files of a library become one, so that headers are read once.
+# For checks that compile everything: the files of a target become one, so that headers are read once.
 # Not for `make native` and wheels: there a change compiles one file, and each file has all its headers.
 AT_ONCE := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0
 NEEDS_CLANG = command -v $(CLANG) >/dev/null || { \

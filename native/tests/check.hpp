@@ -1,5 +1,5 @@
-// CHECK for the C++ tests: unlike assert it is there in optimized builds. A test is a main() that
-// calls functions; the first failed CHECK says where and ends the program, so ctest sees it.
+// CHECK for the C++ tests: unlike assert it is there in optimized builds. The first failed CHECK says
+// where and ends the program, so ctest sees it. Each file has one TestFile, which calls its functions.
 #pragma once
 
 #include <cstdio>
@@ -28,3 +28,19 @@
       std::_Exit(1);                                                                              \
     }                                                                                             \
   } while (false)
+
+namespace farcall {
+
+// The tests of a file, by the file's name: main.cpp runs those of one file in a process.
+struct TestFile {
+  TestFile(const char* name, void (*run)()) : name(name), run(run), next(first) { first = this; }
+
+  static inline const TestFile* first = nullptr;
+  const char* const name;
+  void (*const run)();
+  const TestFile* const next;
+};
+
+constexpr int kSkipped = 77;  // exit status, CMakeLists.txt tells ctest
+
+}  // namespace farcall

@@ -8,7 +8,7 @@
 
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_announced {
 
 namespace {
 
@@ -145,12 +145,14 @@ void test_records() {
   CHECK(growth() < 100 * (192 << 10));  // AddressSanitizer notes an eighth of what may be used
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_announced", [] {
   test_large_body();
   test_thousands_of_large_buffers();
   test_thousands_of_empty_buffers();
   test_scattered_chunks();
   if (has_crypto()) test_records();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_announced

@@ -13,7 +13,7 @@
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_forks {
 
 namespace {
 
@@ -139,13 +139,15 @@ void test_many_threads() {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_forks", [] {
   test_child_does_not_keep_a_connection_open();
   test_descriptor_of_the_child_stays_taken_and_leads_nowhere();
   test_descriptors_that_are_used_again_are_left_alone();
   test_full_table();
   test_grandchildren();
   test_many_threads();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_forks

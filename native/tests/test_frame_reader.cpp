@@ -3,7 +3,7 @@
 #include "allocation.hpp"
 #include "frames.hpp"
 
-using namespace farcall;
+namespace farcall::test_frame_reader {
 
 namespace {
 
@@ -174,13 +174,15 @@ void test_memory_is_taken_when_bytes_arrive() {
   CHECK(whole && frame == *whole);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_frame_reader", [] {
   test_every_split_in_two();
   test_a_byte_at_a_time_and_random_pieces();
   test_frame_is_whole_with_its_last_byte();
   test_segments_between_buffers();
   test_bad_frames();
   test_memory_is_taken_when_bytes_arrive();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_frame_reader

@@ -10,7 +10,7 @@
 #include "pairs.hpp"
 #include "sides.hpp"
 
-using namespace farcall;
+namespace farcall::test_hostile {
 
 namespace {
 
@@ -223,9 +223,7 @@ void test_lies_cost_the_link() {
   CHECK(!event.frame && !event.cause.empty());
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_hostile", [] {
   test_records();
   test_descriptors_are_closed();
   test_offers();
@@ -233,4 +231,8 @@ int main() {
   test_huge_pages_are_no_memory_to_share();
   test_many_segments_leave_mappings_for_the_program();
   test_lies_cost_the_link();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_hostile

@@ -9,7 +9,7 @@
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_imported_memory {
 
 namespace {
 
@@ -310,9 +310,7 @@ void test_peer_that_shares_unasked() {
   right_home->close();
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_imported_memory", [] {
   test_both_see_what_either_writes();
   test_one_file_is_mapped_once();
   test_other_buffers_are_copied();
@@ -325,4 +323,8 @@ int main() {
   test_lies();
   test_files_that_change();
   test_peer_that_shares_unasked();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_imported_memory

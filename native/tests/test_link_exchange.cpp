@@ -6,7 +6,7 @@
 
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_link_exchange {
 
 namespace {
 
@@ -356,9 +356,7 @@ void test_wake() {
   CHECK(!endpoint->next(kNever, no_interrupt));
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_link_exchange", [] {
   test_wake();
   test_set_up();
   test_reply_meanwhile_rings_no_bell();
@@ -378,4 +376,8 @@ int main() {
     test_slow_reader_slows_its_writer(kind);
     test_flood_starves_nobody(kind);
   }
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_link_exchange

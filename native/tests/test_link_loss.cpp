@@ -8,7 +8,7 @@
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_link_loss {
 
 namespace {
 
@@ -268,9 +268,7 @@ void test_nothing_is_left(Kind kind) {
   CHECK(count_mappings() == mappings);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_link_loss", [] {
   for (const Kind kind : kKinds) {
     test_nothing_is_left(kind);
     for (const bool served : {false, true}) {
@@ -290,4 +288,8 @@ int main() {
     test_close_while_threads_are_inside(kind, 2);
   }
   test_start_that_fails();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_link_loss

@@ -3,7 +3,7 @@
 #include "pairs.hpp"
 #include "signals.hpp"
 
-using namespace farcall;
+namespace farcall::test_link_waits {
 
 namespace {
 
@@ -164,9 +164,7 @@ void test_interrupts(Kind kind) {
   CHECK(test_frame(kReply, 4, 9, 9) == call(*pair.left, test_frame(kRequest, 4, 9, 9)));
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_link_waits", [] {
   test_bell_for_another();
   for (const Kind kind : kKinds) {
     test_not_sent(kind);
@@ -178,4 +176,8 @@ int main() {
     test_table_without_memory(kind);
     test_interrupts(kind);
   }
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_link_waits

@@ -12,7 +12,7 @@
 #include "core/memory.hpp"
 #include "core/shared_memory.hpp"
 
-using namespace farcall;
+namespace farcall::test_memory {
 
 namespace {
 
@@ -144,9 +144,7 @@ void test_descriptor() {
   CHECK(fcntl(ends[1], F_GETFD) == -1);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_memory", [] {
   test_sizes();
   test_pieces_of_any_size();
   test_reuse_and_trim();
@@ -155,4 +153,8 @@ int main() {
   test_shared_memory();
   test_shared_memory_of_a_liar();
   test_descriptor();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_memory

@@ -8,7 +8,7 @@
 #include "rings.hpp"
 #include "signals.hpp"
 
-using namespace farcall;
+namespace farcall::test_ring {
 
 namespace {
 
@@ -148,9 +148,7 @@ void test_two_threads(unsigned seed) {
   CHECK(arrived == sent);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_ring", [] {
   test_wrap_around();
   test_full();
   test_unpublished_is_unseen();
@@ -158,4 +156,8 @@ int main() {
   test_positions_that_lie();
   test_interrupt();
   for (unsigned seed = 0; seed < 20; ++seed) test_two_threads(seed);
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_ring

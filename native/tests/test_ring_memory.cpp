@@ -13,7 +13,7 @@
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_ring_memory {
 
 namespace {
 
@@ -323,9 +323,7 @@ void test_set_up_with_too_many_descriptors_on_their_way() {
   std::_Exit(0);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_ring_memory", [] {
   test_a_link_begins_small();
   test_it_grows_and_gives_back();
   test_segments_count();
@@ -336,4 +334,8 @@ int main() {
   test_receiver_without_a_free_descriptor();
   test_set_up_without_a_free_descriptor();
   test_set_up_with_too_many_descriptors_on_their_way();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_ring_memory

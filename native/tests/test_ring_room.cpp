@@ -4,7 +4,7 @@
 #include "pairs.hpp"
 #include "sides.hpp"
 
-using namespace farcall;
+namespace farcall::test_ring_room {
 
 namespace {
 
@@ -158,9 +158,7 @@ void test_too_many_mappings() {
   CHECK(SharedMemory::count() <= bounds.mappings + 2);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_ring_room", [] {
   test_waits_until_the_peer_has_read();
   test_room_for_one();
   test_frame_that_is_larger_than_all_room_goes_alone();
@@ -168,4 +166,8 @@ int main() {
   test_what_is_composed_counts();
   test_many_senders();
   test_too_many_mappings();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_ring_room

@@ -8,7 +8,7 @@
 
 #include "rings.hpp"
 
-using namespace farcall;
+namespace farcall::test_ring_windows {
 
 namespace {
 
@@ -200,9 +200,7 @@ void test_two_threads(unsigned seed) {
   CHECK(arrived == sent);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_ring_windows", [] {
   test_grows_when_it_is_full();
   test_grows_as_far_as_needed();
   test_makes_do_without_memory();
@@ -210,4 +208,8 @@ int main() {
   for (unsigned seed = 0; seed < 50; ++seed) test_random_steps(seed);
   test_changes_that_lie();
   for (unsigned seed = 0; seed < 20; ++seed) test_two_threads(seed);
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_ring_windows

@@ -9,7 +9,7 @@
 #include "core/segments.hpp"
 #include "frames.hpp"
 
-using namespace farcall;
+namespace farcall::test_segments {
 
 namespace {
 
@@ -255,9 +255,7 @@ void test_threads() {
   CHECK(segments.made <= 30);
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_segments", [] {
   test_reuse();
   test_best_fit();
   test_put_back();
@@ -270,4 +268,8 @@ int main() {
   test_states_that_lie();
   test_fork();
   test_threads();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_segments

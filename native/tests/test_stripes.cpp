@@ -8,7 +8,7 @@
 #include "descriptors.hpp"
 #include "pairs.hpp"
 
-using namespace farcall;
+namespace farcall::test_stripes {
 
 namespace {
 
@@ -514,9 +514,7 @@ void test_end_in_the_middle_of_a_buffer() {
   }
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_stripes", [] {
   test_what_is_cut_comes_together();
   test_wrong_chunks();
   test_wrong_ends();
@@ -539,4 +537,8 @@ int main() {
   test_slow_stream_costs_nothing();
   test_what_has_arrived_counts();
   test_end_in_the_middle_of_a_buffer();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_stripes

@@ -5,7 +5,7 @@
 #include "check.hpp"
 #include "core/thread_block.hpp"
 
-using namespace farcall;
+namespace farcall::test_thread_block {
 
 namespace {
 
@@ -67,13 +67,14 @@ void test_a_span_is_the_same_in_every_thread() {
   }).join();
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_thread_block", [] {
   test_words_that_change_are_found();
   test_what_changes_nothing_is_nowhere();
   test_what_cannot_be_undone_is_nowhere();
   test_objects_elsewhere_have_no_span();
   test_a_span_is_the_same_in_every_thread();
-  return 0;
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_thread_block

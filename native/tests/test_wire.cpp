@@ -3,7 +3,7 @@
 #include "core/segments.hpp"
 #include "frames.hpp"
 
-using namespace farcall;
+namespace farcall::test_wire {
 
 namespace {
 
@@ -97,13 +97,15 @@ void test_segment_names() {
   }
 }
 
-}  // namespace
-
-int main() {
+const TestFile kFile("test_wire", [] {
   test_header_comes_back();
   test_header_is_checked();
   test_table_is_checked();
   test_table_does_not_overflow();
   test_padding();
   test_segment_names();
-}
+});
+
+}  // namespace
+
+}  // namespace farcall::test_wire
