@@ -21,7 +21,7 @@ class Watch {
   static constexpr Nanoseconds kPatience = 1 * kMillisecond;
   static constexpr Nanoseconds kShortPause = 1 * kMillisecond;
   static constexpr Nanoseconds kLongPause = 4 * kMillisecond;
-  static constexpr int kQuietLooks = 50;
+  static constexpr int kQuietLooks = 12;  // more than those that notice a starving queue
   static constexpr int kStarvingLooks = 10;
 
   // Of the watched one: what may take long begins (no effect if it has begun), and is over.
