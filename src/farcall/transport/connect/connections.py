@@ -27,7 +27,7 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker, meeting_of, nth_incarnation, original
 from farcall.log import get_logger, records_later
-from farcall.transport.brief_threads import BriefThreads
+from farcall.transport.brief_threads import REST, BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.askers import Askers
@@ -45,6 +45,7 @@ from farcall.transport.connect.handshake_messages import (
     Unwanted,
 )
 from farcall.transport.connect.keys import Keys
+from farcall.transport.connect.link_table import LinkTable
 from farcall.transport.connect.listening import Listening
 from farcall.transport.connect.multi_stream import StreamRegistry, StreamTarget
 from farcall.transport.connect.strangers import StrangerLog
@@ -105,7 +106,7 @@ class Connections(Generic[L]):
         self._give_up = give_up or (lambda _: None)  # its socket is closed
         self._join = join or _has_no_more
         self._lock = threading.Lock()  # guards the tables of links
-        self._links: dict[L, None] = {}  # in the order in which they were made
+        self._links: LinkTable[L] = LinkTable()
         self._dialled: dict[int, L] = {}
         self._diallers: dict[int, Dialler[L]] = {}  # of workers without a link
         self._stream_registry: StreamRegistry[L] = StreamRegistry()
@@ -127,7 +128,7 @@ class Connections(Generic[L]):
             self._strangers,
             unix=listening.uses_unix,
         )
-        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
+        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES, REST)
         self._askers = Askers(me.name, listening.answer)
         self.me = msgspec.structs.replace(me, addresses=self.addresses[:MAX_ADDRESSES])
 
@@ -257,7 +258,7 @@ class Connections(Generic[L]):
             dark_hosts.limit(sock, self._listening.dead_host_timeout)
         terms = self._credentials.over(sock)
         guest = (self.me, terms, self._listening, self._stream_registry)
-        return Guest(*guest, sock.fileno(), self.links)
+        return Guest(*guest, sock.fileno(), self._links.count)
 
     def _on_proven(self, visitor: Visitor) -> None:
         with self._lock:
@@ -361,7 +362,7 @@ class Connections(Generic[L]):
             with self._lock:
                 if self._closed:
                     raise LinkError("this worker has shut down")
-                self._links[link] = None
+                self._links.add(link)
             incarnation = link.peer.incarnation
             if self._listening.meeting(original(incarnation)) != meeting_of(incarnation):
                 raise LinkError(f"worker {link.peer.name!r} was lost meanwhile")
@@ -379,12 +380,12 @@ class Connections(Generic[L]):
     def links(self) -> list[L]:
         """Return every link that is not lost."""
         with self._lock:
-            return list(self._links)
+            return self._links.all()
 
     def of_peer(self, incarnation: int) -> list[L]:
         """Return the links that lead to one incarnation, and are not lost."""
         with self._lock:
-            return [link for link in self._links if link.peer.incarnation == incarnation]
+            return self._links.of_peer(incarnation)
 
     def on_peer_lost(self, incarnation: int) -> None:
         """Drop all knowledge of a lost incarnation, but for the links that there are."""
@@ -399,8 +400,7 @@ class Connections(Generic[L]):
         self._stream_registry.discard(link)
         self._hosts.unwatch(link)
         with self._lock:
-            was_kept = link in self._links
-            self._links.pop(link, None)
+            was_kept = self._links.discard(link)
             if self._dialled.get(link.peer.incarnation) is link:
                 del self._dialled[link.peer.incarnation]
         if was_kept:
@@ -436,7 +436,7 @@ class Connections(Generic[L]):
         # No locks: their holders were not forked.
         self._closed = True
         self._acceptor.close_descriptors()
-        return list(self._links)
+        return self._links.all()
 
 
 def _as_met(peer: Identity) -> Identity:

@@ -90,10 +90,15 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.outgoing += data
 
-    def peek(self, count: int) -> Script[bytes]:
-        """Return what comes next, at least so many bytes, and leave it to be read."""
+    def peek(self, count: int, most: int = 0) -> Script[bytes]:
+        """Return what comes next, at least so many bytes, and leave it to be read.
+
+        Args:
+            most: how many bytes may be taken at once, if more than `count`.
+        """
         while len(self.ahead) < count:
-            piece = yield count - len(self.ahead) if self._has_begun else FIRST
+            left = max(count, most) - len(self.ahead)
+            piece = yield left if self._has_begun else FIRST
             self._has_begun = True
             if not piece:
                 raise Ended("the peer closed the connection during the handshake")
@@ -130,8 +135,15 @@ class HandshakeChannel:
         self.stream.write(LENGTH.pack(len(data)) + data)
         return data
 
-    def receive(self) -> Script[tuple[Hello | Proof | DiallerReady, bytes]]:
-        """Return the peer's next message and its bytes, or raise what a Refuse says."""
+    def receive(self, size: int = 0) -> Script[tuple[Hello | Proof | DiallerReady, bytes]]:
+        """Return the peer's next message and its bytes, or raise what a Refuse says.
+
+        Args:
+            size: of the only message that may come here beside a Refuse, behind which nothing
+                comes: so many bytes are taken at once.
+        """
+        if self.stream is self.wire:
+            yield from self.wire.peek(LENGTH.size, size)
         prefix = yield from self.stream.read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix)
         if not 0 < length <= LIMIT:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from farcall.ids import original
 from farcall.transport.connect import handshake
-from farcall.transport.connect.connection import KeptLink
 from farcall.transport.connect.credentials import Terms
 from farcall.transport.connect.handshake_messages import Identity, Unfinished
 from farcall.transport.connect.listening import Listening
@@ -26,8 +25,8 @@ def descriptor_limit() -> int:
     return os.sysconf("SC_OPEN_MAX")
 
 
-def _no_links() -> Sequence[KeptLink]:
-    return ()
+def _no_links(begun: int) -> int:
+    return 0
 
 
 class Guest:
@@ -39,7 +38,7 @@ class Guest:
         listening: whom to let in.
         registry: the links that it may join.
         fd: the descriptor of the connection.
-        links: gives the links that there are.
+        links: gives the number of links with a worker, whose incarnation began so (`ids.original`).
 
     Attributes:
         conversation: our side of it.
@@ -54,7 +53,7 @@ class Guest:
         listening: Listening,
         registry: StreamRegistry[Any],
         fd: int = -1,
-        links: Callable[[], Sequence[KeptLink]] = _no_links,
+        links: Callable[[int], int] = _no_links,
     ) -> None:
         self.me = me
         self._fd = fd
@@ -93,8 +92,7 @@ class Guest:
                 f"this process has hardly any of its {limit} descriptors left: raise the limit "
                 "(ulimit -n)"
             )
-        begun = original(peer.incarnation)
-        links = sum(original(link.peer.incarnation) == begun for link in self._links())
+        links = self._links(original(peer.incarnation))
         if links >= MOST_LINKS and not peer.joins:
             raise Unfinished(f"worker {peer.name!r} has {links} links to this one already")
 

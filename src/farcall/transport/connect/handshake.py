@@ -59,7 +59,9 @@ from farcall.transport.connect.credentials import CHECK_SECRET, Terms
 from farcall.transport.connect.handshake_messages import (
     LENGTH,
     NONCE_LENGTH,
+    PROOF_SIZE,
     PROTOCOL,
+    READY_SIZE,
     VERSION,
     DiallerReady,
     Hello,
@@ -228,7 +230,7 @@ def _connect(
         expected = _digest(terms.secret, "acceptor", mine, theirs)
         yield from _check_proof(channel, answer.identity, expected)
     channel.send(DiallerReady())
-    keys = _keys(channel, hello, answer, _transcript(mine, theirs), terms)
+    keys = _keys(channel, (hello, mine), (answer, theirs), terms)
     return HandshakeResult(_agreed(answer, me), keys)
 
 
@@ -271,10 +273,10 @@ def _accept(
         channel.is_trusted = True
         yield from _check_admitted(channel, peer, admit)
         channel.send(Proof(_digest(terms.secret, "acceptor", theirs, mine)))
-    ready, _ = yield from channel.receive()
+    ready, _ = yield from channel.receive(READY_SIZE)
     if not isinstance(ready, DiallerReady):
         raise BadFrame("the peer did not end the handshake")
-    keys = _keys(channel, hello, answer, _transcript(theirs, mine), terms)
+    keys = _keys(channel, (hello, theirs), (answer, mine), terms)
     return HandshakeResult(peer, None if keys is None else keys.of_acceptor())
 
 
@@ -308,14 +310,21 @@ def _agreed(hello: Hello, me: Identity) -> Identity:
 
 
 def _keys(
-    channel: HandshakeChannel, connector: Hello, acceptor: Hello, transcript: bytes, terms: Terms
+    channel: HandshakeChannel,
+    connector: tuple[Hello, bytes],
+    acceptor: tuple[Hello, bytes],
+    terms: Terms,
 ) -> Keys | None:
-    """Return the connector's keys, once the last message has come."""
+    """Return the connector's keys, once the last message has come.
+
+    Args:
+        connector, acceptor: their hellos, each with its bytes as they went over the wire.
+    """
     if not isinstance(channel.stream, TlsStream):
         return None
     channel.stream.end()
-    salt = hashlib.sha256(transcript).digest()
-    return keys_of(connector.key + acceptor.key, salt, encrypts=terms.encrypts)
+    salt = hashlib.sha256(_transcript(connector[1], acceptor[1])).digest()
+    return keys_of(connector[0].key + acceptor[0].key, salt, encrypts=terms.encrypts)
 
 
 def _hello(me: Identity, terms: Terms, wanted: Wanted) -> Hello:
@@ -412,7 +421,7 @@ def _check_admitted(
 
 
 def _check_proof(channel: HandshakeChannel, peer: Identity, expected: bytes) -> Script[None]:
-    proof, _ = yield from channel.receive()
+    proof, _ = yield from channel.receive(PROOF_SIZE)
     if not isinstance(proof, Proof):
         raise BadFrame("the peer did not send its proof")
     if not hmac.compare_digest(proof.digest, expected):
@@ -431,7 +440,7 @@ def _digest(secret: bytes, role: str, connector: bytes, acceptor: bytes) -> byte
 
 def _transcript(*parts: bytes) -> bytes:
     # Every part with its length: no two different transcripts give the same bytes.
-    return b"".join(LENGTH.pack(len(part)) + part for part in parts)
+    return b"".join([LENGTH.pack(len(part)) + part for part in parts])
 
 
 def _refuse(reason: str, error: type[LinkError] = Unwanted) -> NoReturn:

@@ -19,6 +19,7 @@ PROTOCOL = "farcall"
 VERSION = 1
 LIMIT = 12 << 10
 NONCE_LENGTH = 32
+DIGEST_LENGTH = 32
 
 LENGTH = struct.Struct("<I")
 
@@ -159,6 +160,10 @@ class Refuse(msgspec.Struct, array_like=True, frozen=True, tag="refuse"):
 
 Message = Hello | Proof | DiallerReady | Refuse
 decode = msgspec.msgpack.Decoder(Message).decode
+PROOF_SIZE, READY_SIZE = (
+    LENGTH.size + len(msgspec.msgpack.encode(message))
+    for message in (Proof(bytes(DIGEST_LENGTH)), DiallerReady())
+)
 
 
 class Unfinished(LinkError):
@@ -187,4 +192,6 @@ ERRORS: dict[Code, type[LinkError]] = {
 
 def printable(text: str) -> str:
     """Make words of a peer that has proven nothing yet safe to show in a terminal or log."""
+    if text.isprintable() and len(text) <= 1000:
+        return text
     return "".join(char if char.isprintable() else "?" for char in text[:1000])

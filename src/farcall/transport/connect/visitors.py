@@ -96,6 +96,8 @@ class Visitor:
                     return
                 self.conversation.receive(self.sock.recv(self.conversation.wants))
                 self._send()
+                if self._has_spoken:
+                    return  # the answer takes a moment
 
     def _send(self) -> None:
         said = self.conversation.take()
