@@ -61,7 +61,7 @@ help: ## List the targets.
 # Compiling all that pip installs takes a minute of a core. Each module is compiled when it is first
 # imported instead, so this has to be allowed: images of containers forbid it.
 PIP := -m pip install --disable-pip-version-check --no-compile
-export PYTHONDONTWRITEBYTECODE :=
+unexport PYTHONDONTWRITEBYTECODE
 define install
 $(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt
 $(BIN)/python $(PIP) -c constraints.txt torch

@@ -236,6 +236,31 @@ class TestBriefThreads:
         assert done[1:] == [threading.current_thread()]
         assert threads.run(lambda: 1 / 0)  # logged
 
+    @pytest.mark.parametrize("rest", [0.0, 0.01])
+    def test_work_that_comes_whenever_a_thread_lets_go_of_the_lock_is_done(
+        self, monkeypatch: pytest.MonkeyPatch, rest: float
+    ) -> None:
+        threads = BriefThreads("brief", 1, rest)
+        done: SimpleQueue[int] = SimpleQueue()
+        lock, left = threads._lock, list(range(50))
+
+        class Giving:
+            """A lock whose holder gives more work, in a thread of `threads`, after each release."""
+
+            def __enter__(self) -> None:
+                lock.acquire()
+
+            def __exit__(self, *_: object) -> None:
+                lock.release()
+                if left and threading.current_thread().name.startswith("brief_"):
+                    number = left.pop()
+                    threads.run(lambda: done.put(number))
+
+        monkeypatch.setattr(threads, "_lock", Giving())
+        threads.run(lambda: done.put(50))
+        assert {done.get(timeout=PATIENCE) for _ in range(51)} == set(range(51))
+        threads.close()
+
     def test_a_thread_that_rests_gets_the_next_work_and_keeps_nothing_alive(self) -> None:
         threads = BriefThreads("brief", 2, 10 * PATIENCE)
         names: set[str] = set()

@@ -119,24 +119,26 @@ class BriefThreads:
             work = self._next()
 
     def _next(self) -> Work | None:
-        """Return more work for the calling thread, or None: it has to end."""
-        resting = None
+        """Return more work for the calling thread, or None: it has to end.
+
+        Under one hold of the lock a thread finds no work and rests, or leaves the set of threads:
+        work that comes later finds it resting, or gone.
+        """
         with self._lock:
             if self._queue:
                 return self._queue.popleft()
-            if self._rest and not self._closed:
-                resting = _RestingThread()
-                self._resting.append(resting)
-        if resting is not None:
-            resting.wait(self._rest)
+            if not self._rest or self._closed:
+                self._threads.discard(threading.current_thread())
+                return None
+            resting = _RestingThread()
+            self._resting.append(resting)
+        resting.wait(self._rest)
         with self._lock:
-            if resting is not None:
-                if resting.work is not None:
-                    return resting.work
+            if resting.work is None:
                 if resting in self._resting:
                     self._resting.remove(resting)
-            self._threads.discard(threading.current_thread())
-            return None
+                self._threads.discard(threading.current_thread())
+            return resting.work
 
     def do(self, work: Callable[[], object]) -> None:
         """Do work in the caller's thread. Its errors are logged."""
