@@ -137,10 +137,10 @@ class Serializer:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # Objects without a name raise one of these, and so do many that nothing can pickle.
             if issubclass(type(error), FarcallError):
-                raise _unpicklable(error) from error
+                raise _unpicklable(error)  # noqa: B904  # it sets the cause
             return self._dump_by_value(value, by_value, device_map)
         except Exception as error:
-            raise _unpicklable(error) from error
+            raise _unpicklable(error)  # noqa: B904  # it sets the cause
         body = payload.body
         if len(body) <= REUSED_BYTES and len(self._idle) < _MAX_IDLE_PICKLERS:
             self._idle.append(pickler)
@@ -164,14 +164,14 @@ class Serializer:
         try:
             return out_of_band.collect(dump, value)
         except Exception as error:
-            raise _unpicklable(error) from error
+            raise _unpicklable(error)  # noqa: B904  # it sets the cause
 
     def _dump_strict(self, value: Any, device_map: DeviceMap | None) -> Payload:
         writer = Writer(self._reference, self._check, device_map)
         try:
             body = writer.write(value)
         except Exception as error:
-            raise _unpicklable(error) from error
+            raise _unpicklable(error)  # noqa: B904  # it sets the cause
         return Payload(body, writer.buffers, writer.tensors, writer.references)
 
     def load(
@@ -315,11 +315,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def _unpicklable(error: Exception) -> Exception:
+    """Return the error to be raised, with its cause. No error is its own cause: that is a cycle."""
     # Our own errors (a tensor on the wrong device) say it better than a wrapper would.
     repeats = type(error) is SerializationError and message_of(error).count(UNSENDABLE) > 1
     if issubclass(type(error), FarcallError) and not repeats:
         return error
-    return SerializationError(UNSENDABLE + reason_of(error))
+    explained = SerializationError(UNSENDABLE + reason_of(error))
+    set_cause(explained, error)
+    return explained
 
 
 def _unloadable(error: BaseException) -> SerializationError:

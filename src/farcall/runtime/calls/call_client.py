@@ -141,7 +141,7 @@ class CallClient:
                     answer = link.exchange(frame, pending.deadline, meanwhile)
             is_counted = self._completion.arrived(peer, answer) is not None
         except LinkError as error:
-            raise self._completion.unreachable(pending, error) from error
+            raise self._completion.unreachable(pending, error)  # noqa: B904  # it sets the cause
         except TimeoutError as error:
             raise self._completion.give_up(pending, error) from None
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large

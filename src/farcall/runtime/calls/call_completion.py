@@ -99,25 +99,25 @@ class CallCompletion:
         self._wake = wake
         self._translate = translate
         self.deadlines = Deadlines(self.watched)
-        # Looked at once: asking the logger for each call would cost more.
-        self._says_slow = logger.isEnabledFor(logging.DEBUG)
+        self._says_slow = logger.isEnabledFor(logging.DEBUG)  # asking for each call costs more
         self._queued: set[PendingCall] = set()  # answered, but no thread runs their callbacks yet
         self.waiting: set[PendingCall] = set()
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
-        """End a call whose link failed before or while it was made.
+        """End a call whose link failed before or while it was made. Return the error.
 
-        Return the error, which its future has got, too.
+        Its cause is the link's error, or none if that is it: a cycle would keep frames alive.
         """
-        ended: Exception
         if self._status.is_closed:
-            ended = self._status.closed_error()
+            ended: Exception = self._status.closed_error()
+            self._retract(pending, ended)
         elif isinstance(error, AuthenticationFailed | BadFrame):
-            ended = error
+            self._retract(pending, error)
+            return error
         else:
             self._losses.unreachable(pending.peer, error)
-            return self._status.ended(pending.peer)
-        self._retract(pending, ended)
+            ended = self._status.ended(pending.peer)
+        ended.__cause__ = error
         return ended
 
     def give_up(self, pending: PendingCall, error: BaseException) -> RpcTimeout:
