@@ -6,7 +6,6 @@ import random
 import re
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,9 +29,8 @@ from farcall.runtime.threads.function_queue import FunctionQueue, max_threads_of
 from farcall.runtime.threads.places import Places
 from farcall.testing.cluster import TRANSPORTS, Transport, acting_as
 from farcall.threads import FarcallThread
-from farcall.transport import uninterrupted
 from farcall.transport.brief_threads import BriefThreads
-from farcall.transport.uninterrupted import ShortSteps, in_a_thread
+from farcall.transport.uninterrupted import in_a_thread
 
 
 @pytest.fixture
@@ -124,59 +122,6 @@ def test_work_that_shall_not_be_interrupted_runs_in_the_caller(
     assert in_a_thread(threading.get_ident, "x") == threading.get_ident()
 
 
-class TestShortSteps:
-    def test_a_thread_takes_the_main_threads_steps_one_after_the_other(self) -> None:
-        steps = ShortSteps("steps")
-        takers = {steps.take(threading.current_thread) for _ in range(20)}
-        assert threading.current_thread() not in takers
-        assert {thread.name for thread in takers} == {"steps"}
-        with pytest.raises(ZeroDivisionError):
-            steps.take(lambda: 1 / 0)
-        assert in_a_thread(lambda: steps.take(threading.get_ident) == threading.get_ident(), "x")
-
-    def test_a_thread_that_rests_is_used_again_and_ends(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(uninterrupted, "REST_SECONDS", 0.05)
-        steps = ShortSteps("steps")
-        first = steps.take(threading.current_thread)
-        until = time.monotonic() + PATIENCE
-        while first.is_alive():
-            assert time.monotonic() < until
-            steps.take(int)
-            time.sleep(0.1)  # more than it rests
-        assert steps.take(threading.current_thread) is not first
-
-    def test_a_step_whose_wait_was_cut_holds_up_no_other(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        steps = ShortSteps("steps")
-        steps.take(int)
-        go_on, ended = threading.Event(), threading.Event()
-
-        def interrupted(step: object) -> None:
-            raise KeyboardInterrupt
-
-        def wait() -> None:
-            assert go_on.wait(PATIENCE)
-            ended.set()
-
-        with monkeypatch.context() as patch:
-            patch.setattr(uninterrupted._ShortStep, "result", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                steps.take(wait)
-        assert steps.take(lambda: 1) == 1
-        assert not ended.is_set()
-        go_on.set()
-        assert ended.wait(PATIENCE)
-
-    def test_without_a_thread_the_caller_takes_them(
-        self, none_for: Callable[[str], list[str]]
-    ) -> None:
-        none_for("steps")
-        assert ShortSteps("steps").take(threading.get_ident) == threading.get_ident()
-
-
 class TestBriefThreads:
     def test_each_work_has_a_thread_up_to_a_number(self) -> None:
         threads = BriefThreads("brief", 2)
@@ -236,11 +181,10 @@ class TestBriefThreads:
         assert done[1:] == [threading.current_thread()]
         assert threads.run(lambda: 1 / 0)  # logged
 
-    @pytest.mark.parametrize("rest", [0.0, 0.01])
     def test_work_that_comes_whenever_a_thread_lets_go_of_the_lock_is_done(
-        self, monkeypatch: pytest.MonkeyPatch, rest: float
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        threads = BriefThreads("brief", 1, rest)
+        threads = BriefThreads("brief", 1)
         done: SimpleQueue[int] = SimpleQueue()
         lock, left = threads._lock, list(range(50))
 
@@ -260,43 +204,6 @@ class TestBriefThreads:
         threads.run(lambda: done.put(50))
         assert {done.get(timeout=PATIENCE) for _ in range(51)} == set(range(51))
         threads.close()
-
-    def test_a_thread_that_rests_gets_the_next_work_and_keeps_nothing_alive(self) -> None:
-        threads = BriefThreads("brief", 2, 10 * PATIENCE)
-        names: set[str] = set()
-
-        class Work:
-            def __init__(self) -> None:
-                self.ended = threading.Event()
-
-            def __call__(self) -> None:
-                names.add(threading.current_thread().name)
-                self.ended.set()
-
-        for _ in range(20):
-            work = Work()
-            gone, ended = weakref.ref(work), work.ended
-            assert threads.run(work)
-            assert ended.wait(PATIENCE)
-            del work
-            until = time.monotonic() + PATIENCE
-            while gone() is not None:
-                assert time.monotonic() < until
-                time.sleep(0.001)
-        assert names <= {"brief_1", "brief_2"}
-        threads.close()  # it waits for no rest
-        assert not threads.run(lambda: None)
-        assert not any(thread.name.startswith("brief_") for thread in threading.enumerate())
-
-    def test_a_thread_that_has_rested_long_enough_ends(self) -> None:
-        threads = BriefThreads("brief", 2, 0.01)
-        for number in range(1, 4):
-            done: SimpleQueue[threading.Thread] = SimpleQueue()
-            threads.run(lambda done=done: done.put(threading.current_thread()))  # type: ignore[misc]
-            thread = done.get(timeout=PATIENCE)
-            assert thread.name == f"brief_{number}"
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
 
 
 class TestFunctionQueue:

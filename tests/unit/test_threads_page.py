@@ -15,7 +15,6 @@ STARTS = {
     "FarcallThread": (1, ""),
     "BriefThreads": (0, "_*"),
     "Several": (0, "_*"),
-    "ShortSteps": (0, ""),
     "uninterrupted": (1, ""),
     "in_a_thread": (1, ""),
     "_Poller": (0, ""),

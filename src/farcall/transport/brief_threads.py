@@ -19,28 +19,7 @@ logger = get_logger("farcall.transport")
 T = TypeVar("T")
 Work = Callable[[], None]
 
-# Seconds for which a thread waits for more work that comes in bursts, as when many workers meet.
-REST = 2.0
 CLOSE_SECONDS = 10.0  # that work has which is under way when its threads are closed
-
-
-class _RestingThread:
-    """A thread without work, which waits for some. The lock of its `BriefThreads` guards it."""
-
-    __slots__ = ("_bell", "work")
-
-    def __init__(self) -> None:
-        self.work: Work | None = None
-        self._bell = threading.Lock()
-        self._bell.acquire()
-
-    def wake(self) -> None:
-        """End the wait: with `work`, or else the thread ends. Once."""
-        self._bell.release()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for `wake`, without the lock of the `BriefThreads`."""
-        self._bell.acquire(timeout=seconds)
 
 
 class BriefThreads:
@@ -51,16 +30,12 @@ class BriefThreads:
     Args:
         name: of the threads.
         most: how many there are at once.
-        rest: seconds for which a thread waits for more work before it ends. To wake a thread costs
-            a fifth of starting one.
     """
 
-    def __init__(self, name: str, most: int, rest: float = 0.0) -> None:
+    def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._rest = rest
         self._lock = threading.Lock()  # guards what follows
-        self._resting: list[_RestingThread] = []  # the last one rests for the shortest time
         self._queue: deque[Work] = deque()
         self._threads: set[threading.Thread] = set()
         self._started = 0
@@ -81,11 +56,6 @@ class BriefThreads:
         with self._lock:
             if self._closed:
                 return False
-            if self._resting:
-                thread = self._resting.pop()
-                thread.work = work
-                thread.wake()
-                return True
             if len(self._threads) < self._most:
                 refused = self._start(work)
                 if refused is None:
@@ -104,41 +74,21 @@ class BriefThreads:
     def _start(self, work: Work) -> str | None:
         """Start a thread with this work; return why the system gives none. Lock held."""
         self._started += 1
-        thread = FarcallThread(partial(self._work, [work]), f"{self._name}_{self._started}")
+        thread = FarcallThread(partial(self._work, work), f"{self._name}_{self._started}")
         self._threads.add(thread)
         refused = thread.try_start()
         if refused is not None:
             self._threads.discard(thread)
         return refused
 
-    def _work(self, first: list[Work]) -> None:
-        work: Work | None = first.pop()
+    def _work(self, first: Work) -> None:
+        work: Work | None = first
         while work is not None:
             self.do(work)
-            work = None  # a thread that rests keeps nothing alive
-            work = self._next()
-
-    def _next(self) -> Work | None:
-        """Return more work for the calling thread, or None: it has to end.
-
-        Under one hold of the lock a thread finds no work and rests, or leaves the set of threads:
-        work that comes later finds it resting, or gone.
-        """
-        with self._lock:
-            if self._queue:
-                return self._queue.popleft()
-            if not self._rest or self._closed:
-                self._threads.discard(threading.current_thread())
-                return None
-            resting = _RestingThread()
-            self._resting.append(resting)
-        resting.wait(self._rest)
-        with self._lock:
-            if resting.work is None:
-                if resting in self._resting:
-                    self._resting.remove(resting)
-                self._threads.discard(threading.current_thread())
-            return resting.work
+            with self._lock:
+                work = self._queue.popleft() if self._queue else None
+                if work is None:
+                    self._threads.discard(threading.current_thread())
 
     def do(self, work: Callable[[], object]) -> None:
         """Do work in the caller's thread. Its errors are logged."""
@@ -154,8 +104,6 @@ class BriefThreads:
         """
         with self._lock:
             self._closed = True
-            while self._resting:
-                self._resting.pop().wake()
             threads = [one for one in self._threads if one is not threading.current_thread()]
         until = time.monotonic() + seconds
         for thread in threads:

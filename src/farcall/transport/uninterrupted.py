@@ -8,19 +8,15 @@ at signals in between; nor is there one when a function returns.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from farcall.errors import FarcallError
 from farcall.threads import FarcallThread, is_main_thread
 
 T = TypeVar("T")
-
-REST_SECONDS = 2.0  # of a thread that takes steps for the main thread
 
 
 class Lock(Protocol):
@@ -98,81 +94,3 @@ def in_a_thread(
     if not results:
         raise late or TimeoutError(f"the thread {name!r} has not ended")
     return results[0]
-
-
-class _ShortStep(Generic[T]):
-    """A step that another thread takes for the main thread."""
-
-    def __init__(self, run: Callable[[], T]) -> None:
-        self._run = run
-        self._results: list[T] = []
-        self._errors: list[BaseException] = []
-        self._ended = threading.Lock()  # released at the end
-        self._ended.acquire()
-
-    def take(self) -> None:
-        try:
-            self._results.append(self._run())
-        except BaseException as error:
-            self._errors.append(error)
-        finally:
-            self._ended.release()
-
-    def result(self) -> T:
-        """Wait for the end of the step; return its result, or raise its error."""
-        self._ended.acquire()
-        if self._errors:
-            raise self._errors.pop()
-        return self._results[0]
-
-
-class ShortSteps:
-    """Does what `uninterrupted` does, for steps that are short and come often.
-
-    The other thread rests for a while when it has taken a step: to wake a thread costs a fifth of
-    starting one. Ctrl-C may cut the main thread anywhere here, so it takes no lock.
-
-    Args:
-        name: of the thread.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._steps: SimpleQueue[_ShortStep[Any]] = SimpleQueue()
-        # The process in which a thread rests, or will look once more for a step; 0: none does. A
-        # forked child has a copy, and no thread.
-        self._rests_in = 0
-
-    def take(self, run: Callable[[], T]) -> T:
-        """Run a function, by another thread in the main thread's place; return its result."""
-        if not is_main_thread():
-            return run()
-        step = _ShortStep(run)
-        self._steps.put(step)
-        # It rests no longer: perhaps it has the step already, and has not said so.
-        rested_in, self._rests_in = self._rests_in, 0
-        if rested_in != os.getpid():
-            refused = FarcallThread(self._work, self._name).try_start()
-            if refused is not None:
-                self._take_all()  # Ctrl-C may cut it then
-        return step.result()
-
-    def _work(self) -> None:
-        try:
-            while True:
-                self._take_all()
-                self._rests_in = os.getpid()
-                step = self._steps.get(timeout=REST_SECONDS)
-                self._rests_in = 0
-                step.take()
-                del step  # a thread that rests keeps nothing alive
-        except Empty:
-            self._rests_in = 0
-        self._take_all()  # one that came when it still rested
-
-    def _take_all(self) -> None:
-        try:
-            while True:
-                self._steps.get_nowait().take()
-        except Empty:
-            pass

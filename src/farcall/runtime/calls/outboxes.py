@@ -18,8 +18,8 @@ from farcall.log import get_logger
 from farcall.protocol.outbox import Outbox
 from farcall.runtime.threads.bell import Bell
 from farcall.transport.base import NotSent
-from farcall.transport.brief_threads import REST, BriefThreads
-from farcall.transport.uninterrupted import ShortSteps
+from farcall.transport.brief_threads import BriefThreads
+from farcall.transport.uninterrupted import uninterrupted
 from farcall.wire.frames import Frame
 from farcall.wire.messages import OnDevice
 
@@ -94,13 +94,12 @@ class Outboxes:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._puts = ShortSteps(f"farcall-put-{name}")
         self._lock = threading.Lock()  # guards the boxes, and what follows
         self._senders = 0  # boxes that are not idle
         self._bells: list[Bell] = []  # of those who wait for a change
         self._closing = threading.Event()
         # As many as there are peers that don't read.
-        self._threads = BriefThreads(f"farcall-send-{name}", sys.maxsize, REST)
+        self._threads = BriefThreads(f"farcall-send-{name}", sys.maxsize)
 
     def put(self, box: Box, item: Waiting, deadline: float) -> None:
         """Have something sent after what waits already. Waits itself while there is no room.
@@ -126,7 +125,8 @@ class Outboxes:
         self._put(box, item, must=True)
 
     def _put(self, box: Box, item: Waiting, *, must: bool) -> Bell | None:
-        return self._puts.take(partial(self._try_put, box, item, must=must))
+        step = partial(self._try_put, box, item, must=must)
+        return uninterrupted(step, f"farcall-put-{self._name}")
 
     def _try_put(self, box: Box, item: Waiting, *, must: bool) -> Bell | None:
         """Put an item into a box if there is room, or if it must be.

@@ -13,7 +13,7 @@ import secrets
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,10 +46,6 @@ UNIX = "unix:@"
 UNIX_BUFFER_SIZE = 1 << 20
 
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
-
-# `socket.family` looks its number up in an enum each time.
-_family_of: Callable[[socket.socket], int] = socket.SocketType.family.__get__
-_INTERNET = (int(socket.AF_INET), int(socket.AF_INET6))
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -140,7 +136,7 @@ def origin_of(address: str) -> str:
 
 
 def is_unix(sock: socket.socket) -> bool:
-    return _family_of(sock) not in _INTERNET
+    return sock.family not in (socket.AF_INET, socket.AF_INET6)
 
 
 def is_loopback(sock: socket.socket) -> bool:

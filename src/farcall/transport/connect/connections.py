@@ -27,7 +27,7 @@ import msgspec
 from farcall.errors import LinkError
 from farcall.ids import Worker, meeting_of, nth_incarnation, original
 from farcall.log import get_logger, records_later
-from farcall.transport.brief_threads import REST, BriefThreads
+from farcall.transport.brief_threads import BriefThreads
 from farcall.transport.connect import addresses, dark_hosts, handshake, multi_stream, presence
 from farcall.transport.connect.acceptor import Acceptor
 from farcall.transport.connect.askers import Askers
@@ -128,7 +128,7 @@ class Connections(Generic[L]):
             self._strangers,
             unix=listening.uses_unix,
         )
-        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES, REST)
+        self._background = BriefThreads(f"farcall-handshake-{me.name}", MAX_HANDSHAKES)
         self._askers = Askers(me.name, listening.answer)
         self.me = msgspec.structs.replace(me, addresses=self.addresses[:MAX_ADDRESSES])
 
