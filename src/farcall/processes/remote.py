@@ -40,8 +40,8 @@ def ssh_command(host: str, program: Sequence[str], python_path: str | None) -> l
 def main() -> int:
     """Run a task, and return its exit status."""
     task = Task(*json.loads(sys.stdin.readline()))
+    guardian = Guardian()  # first: this process may be killed as soon as there is a worker
     worker = start(task.command, {**os.environ, **task.variables}, stdout=None, stderr=None)
-    guardian = Guardian()
     guardian.watch(worker.pid)
     FarcallThread(lambda: _obey(worker), "farcall signals").start()
     code = wait_for_group(worker)
