@@ -1,4 +1,4 @@
-"""The far end of a worker that is started by ssh."""
+"""Test the far end of a worker that is started by ssh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farcall.processes import remote
 
 
 def test_a_guardian_is_there_before_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a far end that is killed at once leaves what its worker has started."""
+    """Check it, since a far end that is killed at once would leave what its worker has started."""
     told: list[str] = []
 
     class Guardian:
