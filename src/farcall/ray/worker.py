@@ -107,10 +107,10 @@ class FarcallWorker:
         variables["FARCALL_LISTEN"] = ray.util.get_node_ip_address()
         if folder is not None:
             os.chdir(folder)
+        guardian = Guardian()  # first: this process may be killed as soon as the program runs
         process = start(
             [sys.executable, *command], {**os.environ, **variables}, stdout=None, stderr=None
         )
-        guardian = Guardian()
         guardian.watch(process.pid)
         code = wait_for_group(process)
         guardian.release(process.pid)

@@ -1,14 +1,38 @@
-"""Test the far end of a worker that is started by ssh."""
+"""A guardian is there before the process whose group it is to kill."""
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farcall.processes import remote
+
+PACKAGE = Path(__file__).parents[2] / "src" / "farcall"
+MAKES_BOTH = {"processes/remote.py": ["main"], "ray/worker.py": ["run"]}
+
+
+def calls_in(function: ast.AST) -> list[str]:
+    """Return the names of what a function calls, in the order of lines."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: call.lineno)
+    return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+
+
+def test_each_function_that_makes_a_guardian_makes_it_before_it_starts_a_process() -> None:
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            calls = calls_in(node)
+            if {"Guardian", "start"} <= {*calls}:
+                assert calls.index("Guardian") < calls.index("start"), f"{path}: {node.name}"
+                found.setdefault(path.relative_to(PACKAGE).as_posix(), []).append(node.name)
+    assert found == MAKES_BOTH
 
 
 def test_a_guardian_is_there_before_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
