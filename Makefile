@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 VENV_MADE := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 DEMOS_INSTALLED := $(VENV)/.demos
+COMPILES := $(VENV)/.compiles
 DEMOS := demo demo-cartpole demo-rnn demo-parameter-server
 # Who only wants to see a demo needs no linters.
 ENVIRONMENT := $(if $(filter-out $(DEMOS),$(MAKECMDGOALS)),$(INSTALLED),$(DEMOS_INSTALLED))
 TOOLS := build/tools
 NATIVE := build/native/.built
+READY = $(ENVIRONMENT) $(NATIVE)
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake native/*.cpp native/*.hpp native/*/*.cpp native/*/*.hpp)
 CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 MODULE := -DFARCALL_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
@@ -73,17 +75,27 @@ $(VENV_MADE):
 	@touch $@
 
 # For tests and everything else that developers do. The demos are in it.
-$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt | $(VENV_MADE)
+$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt | $(COMPILES)
 	$(call install,dev)
 	@touch $@ $(DEMOS_INSTALLED)
 
 # For the demos: what users install, and what the C++ part is built with.
-$(DEMOS_INSTALLED): pyproject.toml constraints.txt requirements/demos.txt | $(VENV_MADE)
+$(DEMOS_INSTALLED): pyproject.toml constraints.txt requirements/demos.txt | $(COMPILES)
 	$(call install,demos)
 	@touch $@
 
+# What compiles the C++ part comes first: one core compiles while pip installs the rest on the other.
+$(COMPILES): requirements/build.txt | $(VENV_MADE)
+	$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/build.txt
+	@touch $@
+
+# Of several goals the user knows the order.
+ifeq ($(words $(MAKECMDGOALS)),1)
+MAKEFLAGS += -j2
+endif
+
 # The Python module, beside the Python files. FARCALL_NATIVE=0 leaves it out.
-$(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
+$(NATIVE): $(COMPILES) $(NATIVE_SOURCES)
 ifeq ($(shell uname -s),Linux)
 	@if [ "$$FARCALL_NATIVE" = 0 ]; then \
 	  echo "FARCALL_NATIVE=0: farcall will use the socket transport (docs/native.md)."; \
@@ -94,21 +106,21 @@ ifeq ($(shell uname -s),Linux)
 	fi
 endif
 
-native: $(NATIVE) ## Build the C++ part again if its sources changed. What needs it does so, too.
+native: $(READY) ## Build the C++ part again if its sources changed. What needs it does so, too.
 
 demo: demo-cartpole ## Run the main demo; output under demo-out/. Options: DEMO_ARGS="--seed 3"
 
-demo-cartpole: $(NATIVE) ## Balance a pole: one agent learns, observers play.
+demo-cartpole: $(READY) ## Balance a pole: one agent learns, observers play.
 	$(BIN)/farcall demo cartpole --out demo-out/cartpole $(DEMO_ARGS)
 
-demo-rnn: $(NATIVE) ## Learn to predict words: a model on two workers.
+demo-rnn: $(READY) ## Learn to predict words: a model on two workers.
 	$(BIN)/farcall demo rnn --out demo-out/rnn $(DEMO_ARGS)
 
-demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one parameter server.
+demo-parameter-server: $(READY) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-# Tests that start processes wait for them most of the time, so both halves run at once; the output of
-# tests/process and tests/attacks comes at the end. A test that stops its process with the GIL
+# Tests wait now and then, for processes most of all: both halves run at once, and each has a process
+# more than there are cores, or three. The output of tests/process and tests/attacks comes at the end. A test that stops its process with the GIL
 # held is out of reach of its own timeout, 600 seconds or up to 920 in tests/process: somewhat later the
 # process ends with the stacks of its threads, and the run soon after. No other process takes its place:
 # with loadfile, xdist's runs may then never end.
@@ -116,11 +128,11 @@ demo-parameter-server: $(NATIVE) ## Tell digits apart: trainers around one param
 IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
 OF_PROCESSES = tests/process tests/attacks
 TESTS = $(BIN)/python -m pytest --dist loadfile --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
-test: $(NATIVE) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
+test: $(READY) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
 	@failed=; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; \
-	$(TESTS) -n 2 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
-	$(TESTS) -n auto -o faulthandler_timeout=700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
+	$(TESTS) -n 3 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
+	$(TESTS) -n $$(($(JOBS) + 1)) -o faulthandler_timeout=700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
 	wait $$! || failed="$$failed $(OF_PROCESSES)"; \
 	cat "$$output"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi; \
@@ -131,11 +143,11 @@ endif
 
 # For each change of limits of time. Where a test waits for a limit to pass, it waits less, too.
 FAST_CLOCK = build/fast_clock.so
-test-slow: $(NATIVE) ## Run tests as on a machine that is 8 times slower. Options: FACTOR=20 TEST_ARGS="tests/process"
+test-slow: $(READY) ## Run tests as on a machine that is 8 times slower. Options: FACTOR=20 TEST_ARGS="tests/process"
 	$${CC:-cc} -O2 -shared -fPIC -o $(FAST_CLOCK) tests/fast_clock.c -ldl
 	FAST_CLOCK=$(FACTOR) LD_PRELOAD=$(CURDIR)/$(FAST_CLOCK) $(TESTS) --timeout=0 -n auto $(or $(TEST_ARGS),$(IN_PARALLEL))
 
-conformance: $(NATIVE) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
+conformance: $(READY) ## Run PyTorch's own RPC tests on farcall. Options: CONFORMANCE_ARGS="--list extended"
 	$(BIN)/python tests/conformance/run_conformance.py --impl farcall --impl-path src --list core,scripted \
 	  --start forkserver --strict -j $(JOBS) --json conformance-out/results.json --logs conformance-out/logs \
 	  $(CONFORMANCE_ARGS)
@@ -149,7 +161,7 @@ lint: $(INSTALLED) ## Check style, spelling and types.
 	$(BIN)/mypy -n auto
 
 # What one change is tried with again and again: under 30 seconds on two cores.
-check: $(NATIVE) lint ## Lint, and run the fast tests.
+check: $(READY) lint ## Lint, and run the fast tests.
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m fast tests/unit
 
 format: $(INSTALLED) ## Reformat, and fix what a tool can fix.
@@ -164,13 +176,13 @@ tidy: $(INSTALLED) ## Let clang-tidy look through the C++ part. Takes minutes.
 pictures: $(VENV_MADE) ## Draw the layers, the modules and the machines of protocol/ again, into the pages.
 	$(BIN)/python tests/pictures.py
 
-recording: $(NATIVE) ## Record a demo in a terminal, as the README's moving picture. Takes half a minute.
+recording: $(READY) ## Record a demo in a terminal, as the README's moving picture. Takes half a minute.
 	$(BIN)/python docs/recording.py
 
 docs: $(INSTALLED) ## Build the site, strictly, into build/site.
 	$(BIN)/python -m mkdocs build --strict
 
-sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
+sim: $(READY) ## Simulate protocols and workers, run random programs. Options: SCHEDULES=100000 WORKERS=1000 PROGRAMS=10000 SEED=0 JOBS=2
 	for protocol in calls backward connecting termination directory supervision; do \
 	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules 3000 --coverage && \
 	    PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol $$protocol --schedules $(SCHEDULES) --seed $(SEED) --jobs $(JOBS) \
@@ -179,16 +191,16 @@ sim: $(NATIVE) ## Simulate protocols and workers, run random programs. Options: 
 	PYTHONPATH=tests $(BIN)/python -m simulator.sim --protocol agents --schedules $(WORKERS) --seed $(SEED) --jobs $(JOBS)
 	PYTHONPATH=tests $(BIN)/python -m simulator.gradients --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
-field: $(NATIVE) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials stands,many"
+field: $(READY) ## Try with real processes what the simulator promises. Options: FIELD_ARGS="--trials stands,many"
 	$(BIN)/python tests/field/run.py $(FIELD_ARGS)
 
-chaos: $(NATIVE) ## Kill or stop one of six workers every second. Options: MINUTES=10 SEED=0
+chaos: $(READY) ## Kill or stop one of six workers every second. Options: MINUTES=10 SEED=0
 	$(BIN)/python tests/field/run.py --trials chaos --minutes $(MINUTES) --seed $(SEED)
 
-soak: $(NATIVE) ## Look for growth of memory over many calls. Options: CALLS=100000 (REFERENCES a tenth, PASSES a hundredth) SEED=0
+soak: $(READY) ## Look for growth of memory over many calls. Options: CALLS=100000 (REFERENCES a tenth, PASSES a hundredth) SEED=0
 	$(BIN)/python tests/field/run.py --trials soak --calls $(CALLS) --references $(REFERENCES) --passes $(PASSES) --seed $(SEED)
 
-bench: $(NATIVE) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
+bench: $(READY) ## Measure against torch.distributed.rpc; output under bench-out/. Options: BENCH_ARGS="--rounds 5"
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 bench-keep: $(INSTALLED) ## Keep the run of `make bench` in benchmarks/history/, and draw the README's chart of it.
@@ -198,7 +210,7 @@ $(VENV)/.bench: requirements/bench.txt | $(INSTALLED)
 	$(call install,bench)
 	@touch $@
 
-bench-all: $(NATIVE) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
+bench-all: $(READY) $(VENV)/.bench ## Measure against Ray, RPyC and gRPC, too.
 	$(BIN)/python benchmarks/run.py --implementations farcall,torch,ray,rpyc,grpc $(BENCH_ARGS)
 
 # $(1): the folder under build/. $(2): options of CMakeLists.txt.
@@ -217,7 +229,8 @@ native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 
 SANITIZED := sanitize-address sanitize-thread
 .PHONY: $(SANITIZED)
-sanitize: $(SANITIZED) ## Run the C++ tests under each sanitizer.
+sanitize: ## Run the C++ tests under each sanitizer.
+	$(MAKE) -j1 $(SANITIZED)
 
 $(SANITIZED): sanitize-%: $(INSTALLED)
 	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$(SANITIZE_$*))
@@ -245,7 +258,7 @@ sanitize-python: $(INSTALLED) ## Run the tests of the native transport with a sa
 FUZZ_TARGET = extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }
 FUZZ_COMPILER = $(shell echo '$(FUZZ_TARGET)' | $(CLANG) -x c++ -fsanitize=fuzzer,$(SANITIZE_address) - -o /dev/null \
   2>/dev/null && echo $(CLANG) || echo "$${CXX:-c++}")
-fuzz: $(NATIVE) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
+fuzz: $(READY) ## Fuzz what reads a peer's bytes. Options: SECONDS=86400 (for all targets; default: an hour)
 	CXX=$(FUZZ_COMPILER) $(CONFIGURE) -B build/fuzz $(NO_MODULE) $(AT_ONCE) -DFARCALL_FUZZ=ON -DFARCALL_WERROR=ON \
 	  -DFARCALL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/fuzz
@@ -261,6 +274,7 @@ LOCK = $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --g
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
   -c constraints.txt --overrides requirements/without-torch.txt pyproject.toml
 lock: $(TOOLS)/.made ## Write requirements/*.txt anew, from pyproject.toml and constraints.txt.
+	$(LOCK) --extra build -o requirements/build.txt
 	$(LOCK) requirements/torch.in --extra demos --extra build -o requirements/demos.txt
 	$(LOCK) requirements/torch.in --extra dev -o requirements/dev.txt
 	$(LOCK) requirements/torch.in --extra dev --extra bench -o requirements/bench.txt

@@ -17,10 +17,12 @@ ROOT = Path(__file__).parents[2]
 SOURCES = (
     "pyproject.toml",
     "constraints.txt",
+    "requirements/build.txt",
     "requirements/demos.txt",
     "requirements/dev.txt",
     "CMakeLists.txt",
 )
+STAMPS = ("made", "compiles", "installed", "demos")
 STEPS = (
     "test",
     "lint",
@@ -60,7 +62,7 @@ def checkout(tmp_path: Path) -> Path:
     for stamp in SOURCES:
         (tmp_path / stamp).touch()
     (tmp_path / "build" / "native").mkdir(parents=True)
-    for stamp in (".venv/.made", ".venv/.installed", ".venv/.demos", "build/native/.built"):
+    for stamp in (*(f".venv/.{name}" for name in STAMPS), "build/native/.built"):
         (tmp_path / stamp).touch()
     return tmp_path
 
@@ -103,7 +105,7 @@ def test_some_tests_give_their_own_exit_status(checkout: Path) -> None:
 
 @pytest.mark.parametrize("goal", ["demo", "demo-cartpole", "demo-rnn", "demo-parameter-server"])
 def test_a_demo_installs_the_packages_of_users_and_no_linters(goal: str) -> None:
-    assert locked_by(goal) == ["demos"]
+    assert locked_by(goal) == ["build", "demos"]
     names = {requirement.name for requirement in locked("demos")}
     assert {"gymnasium", "cmake", "msgspec"} <= names
     assert names.isdisjoint({"ruff", "mypy", "pytest", "hypothesis", "expecttest"})
@@ -111,7 +113,7 @@ def test_a_demo_installs_the_packages_of_users_and_no_linters(goal: str) -> None
 
 @pytest.mark.parametrize("goal", ["test", "lint", "native", "sim", "bench", "demo test"])
 def test_everything_else_installs_the_packages_of_developers(goal: str) -> None:
-    assert locked_by(goal) == ["dev"]
+    assert locked_by(goal) == ["build", "dev"]
 
 
 def locked_by(goal: str) -> list[str]:
@@ -123,7 +125,7 @@ def locked_by(goal: str) -> list[str]:
 def test_all_but_torch_is_installed_by_hash() -> None:
     planned = run("make", "-n", "bench-all", "audit", "VENV=build/none", "TOOLS=build/no").stdout
     installs = re.findall(r"pip install (.*)", planned)
-    assert len(installs) == 7
+    assert len(installs) == 8
     for install in installs:
         is_locked = "--no-deps --require-hashes -r" in install
         is_ours = "--no-deps --no-build-isolation" in install and install.endswith(" -e .")
@@ -142,6 +144,7 @@ def locked(name: str) -> list[Requirement]:
 @pytest.mark.parametrize(
     ("name", "extras"),
     [
+        ("build", ["build"]),
         ("demos", ["demos", "build"]),
         ("dev", ["dev"]),
         ("bench", ["dev", "bench"]),
@@ -177,6 +180,26 @@ def test_lock_has_the_versions_that_were_chosen() -> None:
             if one.name == requirement.name
         ]
         assert requirement.specifier in found or requirement.name == "torch", requirement
+
+
+@pytest.mark.parametrize("name", ["demos", "dev", "bench"])
+def test_what_compiles_is_not_installed_again_while_it_compiles(name: str) -> None:
+    def versions(name: str) -> set[tuple[str, str]]:
+        return {(one.name, str(one.specifier)) for one in locked(name)}
+
+    assert versions("build") <= versions(name)
+
+
+@pytest.mark.parametrize(
+    ("goals", "jobs"), [("test", "2"), ("demo", "2"), ("bench bench-keep", "")]
+)
+def test_the_compiler_works_while_pip_does_and_goals_keep_their_order(
+    checkout: Path, goals: str, jobs: str
+) -> None:
+    with (checkout / "Makefile").open("a") as makefile:
+        makefile.write("$(info jobs:$(patsubst -j%,%,$(filter -j%,$(MAKEFLAGS))))\n")
+    planned = run("make", "-n", *goals.split(), cwd=checkout).stdout
+    assert f"jobs:{jobs}\n" in planned
 
 
 def test_after_the_tests_a_demo_installs_nothing(checkout: Path) -> None:
