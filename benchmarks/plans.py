@@ -190,7 +190,7 @@ CASES = {
 SETS = {"training": list(TRAINING_CASES)}  # names for several cases
 
 
-# What farcall has to reach, as issue 4 puts it. A ratio is torch's time by farcall's; where there
+# The goals of farcall, as issue 4 puts them. A ratio is torch's time by farcall's; where there
 # is a local model, what either adds to its time.
 AT_LEAST = {
     "noop": 20.0,

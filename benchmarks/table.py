@@ -37,7 +37,7 @@ class Quartiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """Of one implementation in one case, in the case's unit; what it adds to `local` with that."""
+    """Of one implementation in one case, in the case's unit, with its excess over `local`."""
 
     median: float
     percentile_99: float

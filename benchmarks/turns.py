@@ -91,7 +91,7 @@ class Peer:
     def _answer(self, case: str, request: str) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # What can't be written is what can't be answered, and is found there.
+        # A request that can't be written can't be answered, and that is found there.
         with suppress(BrokenPipeError):
             os.write(self._process.stdin.fileno(), f"{request}\n".encode())
         answer = b""

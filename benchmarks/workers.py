@@ -24,7 +24,7 @@ RPC_MODULES = {
     "grpc": "over_grpc",
 }
 RPC_MODULES[BEFORE] = RPC_MODULES[FARCALL]
-# What training needs beside the module for calls: `Modules`.
+# The modules for training, beside the one for calls: `Modules`.
 TRAINING_MODULES = {
     FARCALL: ("farcall.autograd", "farcall.optim", "farcall.nn"),
     TORCH: (

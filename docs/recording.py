@@ -35,7 +35,7 @@ SHORTEST = 0.1  # seconds: a screen that changes again sooner is half drawn
 LONGEST = 2.0  # seconds: pauses of the recording are cut to this
 HELD = 6.0  # seconds for which the last frame stays
 
-# What programs print depends on these, so they are not handed on.
+# The output of programs depends on these, so they are not handed on.
 NOT_HANDED_ON = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR")
 
 INK, GROUND, FRAME, NOTE = "#d4d7dd", "#15181e", "#262a33", "#8b93a1"

@@ -1,4 +1,4 @@
-// What a function may set in its thread: torch's state, and Python's functions for tracing and
+// State that a function may set in its thread: torch's, and Python's functions for tracing and
 // profiling. See `farcall/runtime/threads/isolation.py`.
 #pragma once
 

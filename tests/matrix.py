@@ -152,7 +152,7 @@ def try_cell(
         without_cuda: whether stubs take the place of CUDA's packages.
 
     Returns:
-        What the table shows.
+        The texts that the table shows.
 
     Raises:
         Missing: something can't be had here.

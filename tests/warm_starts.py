@@ -93,7 +93,7 @@ class Zygote:
         return Zygote(ours, self.early)
 
     def close(self) -> None:
-        """End it; what it has forked lives on."""
+        """End it; the processes that it has forked live on."""
         self._connection.close()
         if self._process is not None:
             self._process.kill()  # a fork of this process may have the connection open

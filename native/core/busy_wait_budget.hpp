@@ -23,7 +23,7 @@ inline Nanoseconds processor_time(clockid_t clock) {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-// What the threads of an endpoint may spend, all together. All methods: from any thread.
+// The time that the threads of an endpoint may spend, all together. All methods: from any thread.
 class BusyWaitBudget {
  public:
   static constexpr Nanoseconds kMost = 100 * kMillisecond;

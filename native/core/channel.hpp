@@ -92,7 +92,7 @@ class Channel : public Source {
   // The reader is about to sleep until the socket can be read. Returns false if there is input.
   virtual bool arm() = 0;
   virtual void disarm() REQUIRES(reading) {}
-  // What to poll for input, `kMaxStreams` at most; how many.
+  // Writes the descriptors to poll for input, `kMaxStreams` at most. Returns their number.
   virtual nfds_t wait_set(pollfd* waited) const REQUIRES(reading) {
     waited[0] = {socket_.get(), POLLIN, 0};
     return 1;

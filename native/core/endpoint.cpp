@@ -288,7 +288,7 @@ void Endpoint::ask_epoll(int timeout_ms, Interrupt interrupt) {
       continue;
     }
     if (events & EPOLLOUT) link->write_residue();
-    // What a peer that is gone has left is little, and a goodbye may be among it.
+    // A peer that is gone has left little, and a goodbye may be among it.
     if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) link->set_reading(true);
     if (events & (EPOLLERR | EPOLLHUP)) link->on_hang_up();
     if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) link->on_readable();
@@ -324,7 +324,7 @@ void Endpoint::close() {
   }
   for (auto& link : links) link->fail("this worker has shut down");
   eventfd_write(bell_.get(), 1);
-  // What refers to links, which refer to this.
+  // These refer to links, which refer to this endpoint.
   MutexLock next_lock(next_mutex_);
   MutexLock lock(queue_mutex_);
   seen_.clear();

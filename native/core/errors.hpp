@@ -6,7 +6,7 @@
 
 namespace farcall {
 
-// What arrived breaks the protocol. Costs its link and nothing else.
+// The bytes that arrived break the protocol. Costs their link and nothing else.
 struct BadFrame : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

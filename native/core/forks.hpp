@@ -1,4 +1,4 @@
-// What becomes of connections in processes that are forked from this one, by Python or by C.
+// The fate of connections in processes that are forked from this one, by Python or by C.
 #pragma once
 
 #include <cstdint>

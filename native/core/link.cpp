@@ -35,7 +35,7 @@ std::optional<Event> Link::take_event() {
   std::optional<Event> event;
   if (!enter()) return event;
   if (take_role()) {
-    // What another thread has queued from this link comes first.
+    // Frames that another thread has queued from this link come first.
     while (!home_->has_queued()) {
       std::optional<InFrame> frame = read_one();
       if (!frame) break;

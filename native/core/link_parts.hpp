@@ -1,5 +1,5 @@
-// What only a link itself needs, where it reads (`link_reading.cpp`), writes (`link_writing.cpp`) and
-// ends (`link.cpp`).
+// The parts that only a link itself needs, where it reads (`link_reading.cpp`), writes
+// (`link_writing.cpp`) and ends (`link.cpp`).
 #pragma once
 
 #include <atomic>

@@ -153,7 +153,7 @@ void Link::write_residue() {
   leave();
 }
 
-// Writing failed. What the peer sent before it went, a goodbye maybe, still counts.
+// Writing failed. Frames that the peer sent before it went, a goodbye maybe, still count.
 LinkFailure Link::broken(const LinkFailure& error) {
   cut_ = true;
   channel_->shut_down();  // so that the reading thread finds the end

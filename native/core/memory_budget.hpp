@@ -69,7 +69,7 @@ class SpareDescriptor {
   bool has_ended_ GUARDED_BY(mutex_) = false;
 };
 
-// What all links of one endpoint share.
+// The budget that all links of one endpoint share.
 struct EndpointMemory {
   explicit EndpointMemory(std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>())
       : budget(std::move(budget)) {}

@@ -88,8 +88,8 @@ class Opener {
   const bool encrypts_;
 };
 
-// What goes out on a connection: a few records, until all of them are sent. Only then do the bytes in
-// them count as taken, so the writer offers them again until then.
+// The bytes that go out on a connection: a few records, until all of them are sent. Only then do the
+// bytes in them count as taken, so the writer offers them again until then.
 class RecordsOut {
  public:
   RecordsOut(const Key& key, bool encrypts) : sealer_(key, encrypts) {}

@@ -1,7 +1,7 @@
 // A stream of bytes through memory that two processes share.
 //
 // One process writes, the other reads; no locks. Each keeps its own position privately and only
-// publishes it. What the other publishes is checked and believed only as far as it costs nothing
+// publishes it. The other's position is checked and believed only as far as it costs nothing
 // but this link: a peer that scribbles over the memory can't make us read or write outside it.
 //
 // A ring has windows of several sizes, and uses one of them at a time. The writer goes on in a larger

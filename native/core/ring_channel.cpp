@@ -284,7 +284,7 @@ bool RingChannel::wait_for_room(const OutFrame& frame, Composed& composed, Nanos
     const auto is_room = [&] {
       writing.assume();
       if (reserve(size)) return true;
-      // What else is reserved waits for the role of writing, which this thread has.
+      // Other reservations wait for the role of writing, which this thread has.
       if (on_their_way_.empty()) reserved_.fetch_add(size, std::memory_order_relaxed);
       return on_their_way_.empty();
     };

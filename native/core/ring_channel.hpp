@@ -17,7 +17,7 @@
 
 namespace farcall {
 
-// In the memory of a link: two rings, and the states of the segments of either side. What comes before
+// In the memory of a link: two rings, and the states of the segments of either side. The part before
 // `middle` is there from the start, the rest when a writer takes it.
 struct LinkMemory {
   static constexpr std::uint64_t kMagic = 0x32'6d68'7363'6c66;  // "flcshm2"
@@ -99,7 +99,7 @@ class RingChannel final : public Channel {
 
  private:
   enum class RecordType : std::uint32_t { kBell = 1, kSegment = 2, kZeroCopy = 3 };
-  // What goes over the socket beside the rings.
+  // A message that goes over the socket beside the rings.
   struct Record {
     RecordType type;
     std::uint32_t slot;

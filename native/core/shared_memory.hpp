@@ -41,8 +41,8 @@ class Descriptor {
 
 class SharedMemory {
  public:
-  // What `create` and `map` may be told. The first bytes are there from the start; what comes after
-  // them has no pages until `take`. With a budget, what this process adds counts there.
+  // Options of `create` and `map`. The first bytes are there from the start; the bytes after them
+  // have no pages until `take`. With a budget, the pages that this process adds count there.
   struct Plan {
     std::size_t first = 0;  // 0: all
     std::shared_ptr<MemoryBudget> budget;
@@ -56,8 +56,8 @@ class SharedMemory {
     return create(size, Plan{});
   }
 
-  // What another process created. Null if it can't be mapped, is no ordinary file in memory, has
-  // another size, could be made smaller by its creator (our death by SIGBUS), or has fewer pages
+  // The memory that another process created. Null if it can't be mapped, is no ordinary file in memory,
+  // has another size, could be made smaller by its creator (our death by SIGBUS), or has fewer pages
   // than it should, which we would have to add.
   static std::shared_ptr<SharedMemory> map(const Descriptor& descriptor, std::size_t size,
                                            const Plan& plan);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kMaxVectors = 64;
 
-// What a system call says that sends. Throws LinkFailure.
+// The bytes that a system call has sent, by its result. Throws LinkFailure.
 std::size_t sent_of(ssize_t sent) {
   if (sent >= 0) return static_cast<std::size_t>(sent);
   if (would_block(errno)) return 0;

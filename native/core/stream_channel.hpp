@@ -104,7 +104,7 @@ class StreamChannel final : public Channel {
     std::atomic<bool> ending{false};
   };
 
-  // What came of writing: how many bytes count as written, and whether anything happened: then a frame
+  // The result of writing: how many bytes count as written, and whether anything happened: then a frame
   // can't be abandoned any more. With keys they count when the kernel has their records.
   struct Written {
     std::size_t taken;

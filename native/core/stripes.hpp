@@ -95,7 +95,7 @@ class StripesOut {
 // A buffer that arrives in chunks.
 class StripesIn {
  public:
-  // What arrived on one stream.
+  // The bytes that arrived on one stream.
   struct Stream {
     ChunkBytes bytes{};
     std::size_t filled = 0;  // of `bytes`

@@ -1,5 +1,5 @@
-// What a thread must hold, said so that Clang checks it (-Wthread-safety): locks, and the roles of a
-// link. docs/native.md teaches how to read and write it. For other compilers the macros are empty, and
+// Locks and roles of a link that a thread must hold, written so that Clang checks it (-Wthread-safety).
+// docs/native.md teaches how to read and write it. For other compilers the macros are empty, and
 // nothing here leaves a trace in the code.
 #pragma once
 

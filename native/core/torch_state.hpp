@@ -275,7 +275,7 @@ class TorchState {
     return state;
   }
 
-  // What torch keeps for the thread that made this, and where: it stays there.
+  // The state that torch keeps for the thread that made this, and its places: it stays there.
   struct Places {
     const void* autograd = nullptr;
     const void* hooks = nullptr;

@@ -18,10 +18,10 @@ struct Part {
   std::size_t size = 0;
 };
 
-// What ends a call at its caller: REPLY, FAILURE, ACCEPTED.
+// Whether a message ends a call at its caller: REPLY, FAILURE and ACCEPTED do.
 constexpr bool is_outcome(std::uint8_t kind) { return kind == 2 || kind == 3 || kind == 5; }
 
-// What a peer may make us allocate, per frame. All in bytes but `buffers`.
+// The memory that a peer may make us allocate, per frame. All in bytes but `buffers`.
 struct Limits {
   std::uint64_t meta;
   std::uint64_t body;
@@ -36,7 +36,7 @@ constexpr Limits kNoLimits{kAnySize, kAnySize, kAnySize, kAnySize, kAnySize, 0xf
 
 // Set if some buffers of the frame lie in shared segments (rings only): the table is followed by as
 // many little-endian u64, a place for each buffer. 0: in the frame; else the number of the
-// segment's slot, plus 1. What lies in a segment leaves no trace in the frame, padding neither.
+// segment's slot, plus 1. A buffer in a segment leaves no trace in the frame, nor does its padding.
 constexpr std::uint8_t kInSegments = 1;
 
 // Set if some buffers of the frame come in stripes (streams only, see `stripes.hpp`), after all

@@ -4,7 +4,8 @@
 //   fuzz_frames -max_total_time=SECONDS -artifact_prefix=FOLDER/ [FOLDER]
 //   fuzz_frames FILE
 //
-// What ends the process is written to FOLDER/crash-...; that file as the argument runs it again.
+// An input that ends the process is written to FOLDER/crash-...; that file as the argument runs it
+// again.
 #include <fcntl.h>
 #include <sanitizer/common_interface_defs.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-// What a target has against its input is an abort.
+// A target aborts if it has something against its input.
 extern "C" const char* __asan_default_options() { return "handle_abort=1"; }
 
 namespace {

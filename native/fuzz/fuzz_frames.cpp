@@ -1,5 +1,5 @@
-// The decoder of frames, over a stream that is cut into random pieces. What it accepts is decoded a
-// second time, whole, and has to be the same.
+// The decoder of frames, over a stream that is cut into random pieces. An accepted stream is decoded a
+// second time, whole, and has to give the same.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

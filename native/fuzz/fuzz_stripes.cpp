@@ -28,7 +28,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// What the fuzzer has chosen, a byte at a time; zeros at the end.
+// The fuzzer's bytes, one at a time; zeros at the end.
 class Choices {
  public:
   Choices(const std::uint8_t* data, std::size_t size) : data_(data), end_(data + size) {}

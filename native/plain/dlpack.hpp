@@ -1,5 +1,5 @@
-// What of DLPack 1.x is needed: how libraries hand tensors to each other in C. The layouts are those of
-// dlpack.h (github.com/dmlc/dlpack, version 1.3), where they are documented.
+// The part of DLPack 1.x that is needed: how libraries hand tensors to each other in C. The layouts are
+// those of dlpack.h (github.com/dmlc/dlpack, version 1.3), where they are documented.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ struct ExchangeApi {
   void* managed_from_object;
   // Takes over the tensor. 0, or -1 with a Python exception.
   int (*object_from_managed)(ManagedTensor*, void** object);
-  // What the tensor owns stays its own. 0, or -1 with a Python exception. May be null.
+  // The tensor goes on owning its memory. 0, or -1 with a Python exception. May be null.
   int (*borrow_from_object)(void* object, Tensor*);
   void* current_stream;
 };

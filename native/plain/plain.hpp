@@ -79,7 +79,7 @@ struct Extent {
                std::int64_t item_size);
 };
 
-// What it depends on; constant.
+// The types and modules that it depends on; constant.
 struct Context {
   nb::object tensor_type;
   const dlpack::ExchangeApi* api;
@@ -107,7 +107,7 @@ inline nb::object call_method(PyObject* object, const nb::object& name) {
 // Names of the program's main module, which differ from worker to worker.
 inline bool is_main(std::string_view module) { return module == "__main__" || module == "__mp_main__"; }
 
-// What that name leads to in the modules that are loaded, or an invalid object.
+// The object with that name in the modules that are loaded, or an invalid object.
 nb::object find(const Name& name);
 
 // (pickle, buffers, tensors that require grad, references), only the pickle if there are none, or

@@ -1,4 +1,4 @@
-// What a pickle may name and call, and what comes of that: functions and classes, tensors, references.
+// Names that a pickle may have and call, and their results: functions and classes, tensors, references.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ inline std::optional<std::string_view> text_of(const Item& item) {
   return std::string_view(data, static_cast<std::size_t>(size));
 }
 
-// What came of a call. An invalid object: that is left to Python.
+// The result of a call. An invalid object leaves the call to Python.
 struct Made {
   nb::object object;
   bool requires_grad = false;

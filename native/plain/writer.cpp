@@ -136,7 +136,7 @@ class Writer {
     return put(op::kSetItems);
   }
 
-  // What can be changed must arrive as one if it is met twice; Python's pickler sees to that.
+  // An object that can be changed must arrive as one if it is met twice; Python's pickler sees to that.
   bool is_new(PyObject* object) {
     for (const PyObject* known : seen_) {
       if (known == object) return false;
@@ -284,7 +284,7 @@ class Writer {
     return put(op::kGlobal);
   }
 
-  // What users have of a reference; it reduces to its handle.
+  // The object that users have of a reference; it reduces to its handle.
   bool write_reference(PyObject* reference) {
     const nb::object module = checked(
         PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(reference)), context_.module.ptr()));

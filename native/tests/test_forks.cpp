@@ -1,4 +1,4 @@
-// What children inherit of connections, and of other descriptors.
+// Connections and other descriptors that children inherit, and those that they don't.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -1,4 +1,5 @@
-// What a peer can send beside the rings, and when they are set up. `fuzz_ring.cpp` tries the rest.
+// Messages of a hostile peer beside the rings, and when they are set up. `fuzz_ring.cpp` tries the
+// rest.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>

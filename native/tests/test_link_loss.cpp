@@ -94,7 +94,7 @@ void test_peer_closes_while_writers_are_stuck(Kind kind, bool served) {
   if (!served) check_end(*pair.left_home, pair.left, kClosed);
 }
 
-// What the peer sent before it went still arrives, whichever side notices its end first.
+// Frames that the peer sent before it went still arrive, whichever side notices its end first.
 void test_what_was_sent_before_the_end_arrives(Kind kind, bool by_writing) {
   Pair pair(kind);
   for (std::uint64_t i = 1; i <= 50; ++i) {

@@ -106,7 +106,7 @@ Descriptor memfd(std::size_t size, int seals) {
   return descriptor;
 }
 
-// What a peer may offer instead.
+// Other memory that a peer may offer instead.
 void test_shared_memory_of_a_liar() {
   constexpr std::size_t size = 1 << 16;
   const auto filled = [](int seals) {

@@ -49,7 +49,7 @@ void give(RecordsIn& in, const Bytes& bytes) {
   }
 }
 
-// What comes out of records that arrive one after the other, `size` bytes taken at a time, up to the
+// The bytes of records that arrive one after the other, `size` bytes taken at a time, up to the
 // first that is wrong, which `is_wrong` tells of.
 Bytes opened(const std::vector<Bytes>& records, bool encrypts, const Key& key, bool& is_wrong,
              std::size_t size = kMaxPayload) {

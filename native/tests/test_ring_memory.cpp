@@ -106,7 +106,7 @@ void test_it_grows_and_gives_back() {
     CHECK(workers.left_home->shared_memory() == LinkMemory::first());
     CHECK(blocks_of_mapped() - before <= LinkMemory::first());
   }
-  // What the peer has not read is not given back.
+  // Memory that the peer has not read is not given back.
   workers.left->send(test_frame(kOneWay, 1, 10, kLargest / 2).out(), 0, no_interrupt);
   workers.rest();
   CHECK(workers.left_home->shared_memory() >= LinkMemory::first() + kLargest);

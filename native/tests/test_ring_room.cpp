@@ -82,7 +82,7 @@ Composed composed_by(Side& side, const TestFrame& frame) {
   return composed;
 }
 
-// Threads compose before they have the role of writing. What they fill meanwhile counts.
+// Threads compose before they have the role of writing. The room that they fill meanwhile counts.
 void test_what_is_composed_counts() {
   Side side(three());
   std::vector<TestFrame> frames;

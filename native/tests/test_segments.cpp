@@ -31,7 +31,7 @@ struct Segments {
                          return true;
                        }};
 
-  // What arrives when a buffer is sent.
+  // The block that arrives when a buffer is sent.
   std::pair<SegmentName, BlockRef> send(const Bytes& bytes) {
     const SegmentWriter::Place place = writer.take(bytes.size());
     CHECK(place);
@@ -108,7 +108,7 @@ void test_trim() {
   CHECK(segments.made == 3);
 }
 
-// What the receiver keeps is its own after a while, and the sender has it no longer mapped.
+// A block that the receiver keeps is its own after a while, and the sender has it no longer mapped.
 void test_trim_gives_away_what_the_receiver_keeps() {
   const std::size_t mapped = mapped_segments();
   Segments segments;
@@ -219,7 +219,7 @@ void test_states_that_lie() {
   CHECK_THROWS(more.reader.open(given, kSize), BadFrame);  // unmapped already
 }
 
-// What the parent looks at is not the child's to give back.
+// A block that the parent looks at is not the child's to give back.
 void test_fork() {
   Segments segments;
   auto [name, block] = segments.send(pattern(kSize, 1));

@@ -1,6 +1,6 @@
 """Attacks on real workers in real processes: each must fail.
 
-Each test is named in a cell of the table in `docs/security.md`. What an attacker has to know of
+Each test is named in a cell of the table in `docs/security.md`. An attacker's knowledge of
 farcall's insides is in `attacker.py` alone. The members are those of `tests/process/crew.py`.
 """
 

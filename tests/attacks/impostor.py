@@ -105,7 +105,7 @@ REPORTS: dict[str, Callable[[], bytes]] = {
     "many texts": lambda: _report(waits_for=["x"] * (MAX_REPORT // 2 - 1000)),
     "many keys": lambda: _report(references={f"{n:x}": 1 for n in range(MAX_REPORT // 24)}),
 }
-# What an impostor does with a connection.
+# Manners in which an impostor treats a connection.
 MANNERS = (
     *("closes", "silent", "full", "garbage", "announces"),
     *("says hello byte by byte", "goes on for long"),
@@ -190,7 +190,7 @@ def _trickle(sock: socket.socket, data: bytes) -> None:
 # Of a process that asks.
 
 _QUESTION = msgspec.msgpack.encode((True, ""))
-# What comes behind the handshake of a process that asks; None: it leaves.
+# The bytes behind the handshake of a process that asks; None: it leaves.
 QUESTIONS: dict[str, bytes | None] = {
     "leaves": None,
     "silent": b"",

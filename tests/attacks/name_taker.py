@@ -1,6 +1,6 @@
 """Steps of a process of the same user without the secret, at the addresses of a dead worker.
 
-What it knows of farcall's insides is in `attacker.py`.
+Its knowledge of farcall's insides is in `attacker.py`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Run(Here, ABC):
         self.noted: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    # What a program is made of.
+    # The parts of a program.
 
     def leaf(self, worker: str, name: str, value: torch.Tensor) -> torch.Tensor:
         """Make a leaf that lives on `worker`."""

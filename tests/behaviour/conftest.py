@@ -33,7 +33,7 @@ ON_PROCESS_GROUPS = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    # What sets the transport itself stays as it is.
+    # A test that sets the transport itself stays as it is.
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "transport" in metafunc.fixturenames and "transport" not in own:
         topic = metafunc.module.__name__.rpartition("test_")[2]

@@ -179,7 +179,7 @@ def test_calls_can_be_answered_together(start: Callable[..., list[Agent]]) -> No
     assert torch.futures.wait_all(futures) == [10 * i for i in range(20)]
 
 
-# What can go wrong.
+# Functions that go wrong.
 
 
 @async_execution

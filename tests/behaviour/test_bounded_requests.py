@@ -21,7 +21,7 @@ SIZE = 100_000  # bytes of each request
 COUNT = 100
 FIRST = 16  # more than are queued and run
 BOUND = 10 * SIZE
-# What a transport has received before it is told to stop.
+# Bytes that a transport has received before it is told to stop.
 SLACK = 1 << 20
 FOREVER = {"timeout": 0}
 

@@ -51,7 +51,7 @@ class Slow(torch.autograd.Function):
         return gradients[0], None
 
 
-# What a function does that would wait until the gate opens.
+# Calls in a function, each of which would wait until the gate opens.
 CALLS: dict[str, Call] = {
     **{way.__name__: lambda gate, way=way: way("w0", wait_at, (gate,)) for way in WAYS},
     "proxy_sync": lambda gate: proxy_sync(rpc.remote("w0", Account), "wait", gate),

@@ -316,7 +316,7 @@ def test_shards_together_are_the_whole(trio: list[Agent]) -> None:
     torch.testing.assert_close(joined, whole["state"])
 
 
-# What does not fit.
+# State that does not fit.
 
 
 def test_state_of_another_model_is_refused_and_nothing_is_loaded(trio: list[Agent]) -> None:

@@ -198,7 +198,7 @@ def test_special_methods_of_operators_are_called_on_the_owner(
     assert proxy(rref, "__len__") == 1
 
 
-# What debuggers, numpy, torch, `copy`, `pickle`, `inspect` and mocks ask any object for.
+# Attributes that debuggers, numpy, torch, `copy`, `pickle`, `inspect` and mocks ask any object for.
 ASKED_OF_ANY_OBJECT = (
     "dict name qualname wrapped signature text_signature func self code closure defaults get set "
     "delete set_name copy deepcopy getinitargs getnewargs getnewargs_ex setstate array "

@@ -170,7 +170,7 @@ def gate_wait(gate: Gate) -> int:
     return gate.wait()
 
 
-# What goes on when all threads wait.
+# Work that goes on when all threads wait.
 
 
 def test_answers_deadlines_and_messages_are_served_when_all_threads_wait(

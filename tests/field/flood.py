@@ -55,7 +55,7 @@ def median() -> float:
 class Memory(NamedTuple):
     """Bytes of this process."""
 
-    in_use: int  # of malloc's memory; what it has freed and keeps is not in use
+    in_use: int  # of malloc's memory; memory that it has freed and keeps is not in use
     resident: int  # private, with what malloc keeps
     shared: int  # segments
 

@@ -82,7 +82,7 @@ class Ledger:
             with self._late.open("a") as file:
                 file.write(json.dumps(late) + "\n")
 
-    # What the trial reads, also when the process has gone or has not come so far.
+    # Numbers that the trial reads, also when the process has gone or has not come so far.
 
     def _rows(self) -> numpy.ndarray:
         rows = numpy.fromfile(self._calls, TYPE) if self._calls.exists() else numpy.empty(0)

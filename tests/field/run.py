@@ -67,7 +67,7 @@ def main() -> int:
     if unknown := set(names) - set(every):
         parser.error(f"there is no trial {', '.join(sorted(unknown))}")
     folder = Path(tempfile.mkdtemp(prefix="farcall-field-"))
-    # What workers log, and torch's store, is no part of the table. They inherit this descriptor.
+    # Logs of workers and of torch's store are no part of the table. They inherit this descriptor.
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 2)
     settings = Settings(

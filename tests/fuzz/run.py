@@ -3,8 +3,8 @@
 python tests/fuzz/run.py [--seconds 3600] [--jobs 2] [--native build/fuzz] [TARGET ...]
 python tests/fuzz/run.py --replay TARGET FILE
 
-Inputs that reach new code are kept in build/corpus/, and the next run goes on from there. What ends
-a target's process is written to build/fuzz/, with the command that tries it again.
+Inputs that reach new code are kept in build/corpus/, and the next run goes on from there. An input
+that ends a target's process is written to build/fuzz/, with the command that tries it again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from patience import PATIENCE
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
-# What the protocol's pipes are in the browser's process.
+# Descriptors of the protocol's pipes in the browser's process.
 COMMANDS, EVENTS = 3, 4
 _FLAGS = (
     "--headless",

@@ -36,7 +36,7 @@ _mortal = threading.Event()
 Kinds = Counter[str]
 
 
-# What a process holds.
+# Things that a process holds.
 
 
 def held() -> Held:

@@ -1,7 +1,7 @@
 """PyTorch's "DDP + RPC" pattern: trainers average among themselves, and share a parameter server.
 
-Two trainers run DistributedDataParallel modules over gloo between layers of worker `ps`. What
-comes out is compared with one process that computes both trainers' losses with one model.
+Two trainers run DistributedDataParallel modules over gloo between layers of worker `ps`. The
+result is compared with one process that computes both trainers' losses with one model.
 """
 
 from __future__ import annotations

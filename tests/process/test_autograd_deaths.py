@@ -33,7 +33,7 @@ _changed = threading.Condition(threading.RLock())
 _kept: dict[str, Any] = {}
 
 
-# What this process has of a graph.
+# The parts of a graph in this process.
 
 
 class Watched(torch.autograd.Function):

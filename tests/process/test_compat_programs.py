@@ -27,7 +27,7 @@ LAUNCH = (
     "launch",
 )
 
-# What these programs print on farcall; where it names a module, on torch they print torch's.
+# The output of these programs on farcall; where it names a module, on torch they print torch's.
 PRINTED = {
     "references.py": "farcall.compat.rpc [4.0, 4.0] [1, 11] 3.0 ['worker0', 'worker1', 'worker2']",
     "gradients.py": "farcall.compat.rpc True",

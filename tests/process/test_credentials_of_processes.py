@@ -105,7 +105,7 @@ def become_nobody() -> None:
 
 
 def attack(victim: Worker, path: str, secret: bytes | None, marker: str) -> list[str]:
-    """Call functions of a worker by a link of our own; what became of each."""
+    """Call functions of a worker by a link of our own, and return the fate of each call."""
     incarnation = new_incarnation()
     me, gate = Identity("w1", 1, incarnation, victim.host), Reception()
     listening = Listening(secret=secret, admit=gate.admit, meeting=gate.meeting, paths=(path,))

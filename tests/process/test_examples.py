@@ -1,4 +1,4 @@
-"""The programs in examples/, run as users run them; what they must look like is checked, too."""
+"""The programs in examples/, run as users run them; their look is checked, too."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ if __name__ == "__main__":
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # Python itself minds odd ones
 """
 
-# What a program does before it imports farcall, in workers too.
+# Actions of a program before it imports farcall, in workers too.
 FIRST = {
     "paths on sys.path": """
         import pathlib
@@ -78,7 +78,7 @@ FIRST = {
         """,
 }
 
-# What it does before it starts workers.
+# Actions of a program before it starts workers.
 BEFORE = {
     "stdout can write only": """
         class Log:
@@ -111,8 +111,8 @@ BEFORE = {
     "a strict umask": "os.umask(0o777)",
 }
 
-# What its parent has closed: the next descriptors that are opened get these numbers. Python may
-# have read such a variable as is set here, so the server of forks starts for real.
+# Descriptors that its parent has closed: the next ones that are opened get these numbers. Python
+# may have read such a variable as is set here, so the server of forks starts for real.
 CLOSED = {
     "closed stdin": "0",
     "closed stdout": "1",

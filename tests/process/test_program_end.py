@@ -52,7 +52,7 @@ def test_a_program_ends_with_its_own_exit_code(
     assert done.returncode == CODES[ending], done.stderr
     what = "an operation of torch's store" if function == "store" else f"__main__:{function} "
     assert f"the program ends while {what}" in done.stderr
-    # What the program has written arrives, and its own handlers run.
+    # The program's output arrives, and its own handlers run.
     assert "not flushed" in done.stdout
     assert "handlers ran" in done.stdout
     assert "terminate called" not in done.stderr

@@ -29,7 +29,7 @@ SEED = int(os.environ.get("FARCALL_DEATHS_SEED", "0"))
 _kept: dict[str, Any] = {}
 
 
-# What the callee does.
+# Functions of the callee.
 
 
 def keep(*tensors: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ def drop() -> None:
     _kept["tensors"] = ()
 
 
-# What the caller does.
+# Functions of the caller.
 
 
 def is_the_same_memory(to: str) -> tuple[bool, bool]:

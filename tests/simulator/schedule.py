@@ -1,6 +1,6 @@
 """The common part of the simulations of all protocols.
 
-A schedule is drawn from one `random.Random(seed)`. What happens in it that need not happen are its
+A schedule is drawn from one `random.Random(seed)`. The events in it that need not happen are its
 *inputs*: what users do, and what goes wrong. They are numbered in the order in which they are
 drawn, and a shrinker leaves some of them out (see `shrinking`).
 """

@@ -92,7 +92,8 @@ PROTOCOLS = {
     "supervision": Protocol(simulate_supervision, SupervisionBug, SUPERVISION),
     "agents": Protocol(simulate_agents, AgentBug, (), CHUNK_OF_AGENTS),
 }
-# What agents ask the machines, and no simulated worker does. No simulated worker has a second life.
+# Methods of the machines that agents call, and no simulated worker. No simulated worker has a
+# second life.
 QUERIES = {
     "Connecting.is_idle",
     "Contexts._begin_life",

@@ -3,13 +3,13 @@
 Its "user code" only keeps references, passes them on and lets them go, when
 `simulator.simulation` says so. It tells the oracle what user code sees.
 
-What an agent does outside of the machine is done here, too:
+An agent's work outside of the machine is done here, too:
 
 - A handle of a reference is a use of it (`Refs.acquire`, `release`). A call that needs no pins has
   handles of its references until it ends, and a function has handles of its arguments.
-- What goes the way of requests may wait in a box until there is a link, and all that follows waits
-  behind it (`protocol.outbox`). Of a call that ends meanwhile the request is not sent; or it is, if
-  its turn came in the same moment.
+- A message that goes the way of requests may wait in a box until there is a link, and all that
+  follows waits behind it (`protocol.outbox`). Of a call that ends meanwhile the request is not
+  sent; or it is, if its turn came in the same moment.
 - Every third function returns a future at once, which is not waited for after a CANCEL.
 """
 
@@ -98,7 +98,7 @@ class SimWorker:
         """The calls from here, by callee."""
         return {peer: calls.outgoing for peer, calls in self.machine.peers()}
 
-    # What user code does.
+    # Actions of user code.
 
     def keep_value(self) -> Handle:
         """Make an `RRef` of a local value."""
@@ -192,7 +192,7 @@ class SimWorker:
             self.refs.taken_over(key)
         self.pump()
 
-    # What happens to it.
+    # Events at the worker.
 
     def receive(self, peer: int, message: Message, call_id: int) -> None:
         """Act on a message that arrived."""
@@ -276,7 +276,7 @@ class SimWorker:
                     case Unavailable(key, _, cause, _):
                         self._refuse(key, cause)
 
-    # What the oracle looks at.
+    # Questions of the oracle.
 
     def meeting_with(self, other: int) -> int:
         return self._meetings.get(other, 0)

@@ -174,7 +174,7 @@ class _CallSchedule(Schedule):
             if worker.meeting_with(source) < meeting:
                 self._begin_anew(worker, source, meeting)
             self._network.received(source, target, message, meeting)
-            # What comes of a meeting that this worker never was in is dropped by agents: DIR-3.
+            # Agents drop messages of a meeting that their worker never was in: DIR-3.
             if meeting >= worker.meeting_with(source) or worker.machine.is_lost(sender):
                 worker.receive(sender, message, call_id)
         return True

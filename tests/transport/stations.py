@@ -81,7 +81,7 @@ def take(endpoint: Endpoint) -> Event:
 
 
 class Threads:
-    """Runs functions in threads of their own; what they raise fails the test at `join`."""
+    """Runs functions in threads of their own; an error of one fails the test at `join`."""
 
     def __init__(self) -> None:
         self._running: list[threading.Thread] = []

@@ -77,7 +77,7 @@ def test_both_sides_of_open_link_may_talk_over_the_connection(side: SideMaker) -
     assert link.started == 1
 
 
-# What becomes of links.
+# The fate of links.
 
 
 def test_link_is_dialled_once_and_again_when_it_was_removed(side: SideMaker) -> None:

@@ -115,7 +115,7 @@ def test_programs_run_over_sockets_too():
             assert bench.check(generate(seed)) == [], seed
 
 
-# What the programs are like.
+# Properties of the programs.
 
 
 def test_equal_seeds_give_equal_programs(programs):

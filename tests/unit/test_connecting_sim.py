@@ -126,7 +126,7 @@ def fail_in_a_row(
     """Give these failures to a caller without a deadline, each after so many seconds.
 
     Returns:
-        What it is told at last.
+        The last instruction.
     """
     said: object = machine.begin(caller, now, float("inf"))
     for failure, seconds in how:

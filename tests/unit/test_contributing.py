@@ -24,7 +24,7 @@ FILE = re.compile(r"`((?:src|tests|docs|native|benchmarks|examples)/[\w./-]*)`")
 OPTIONS = set(RpcBackendOptions._checks)
 # Those that torch's own options have, whose types its programs know.
 TORCHS = {"rpc_timeout", "init_method", "num_worker_threads", "device_maps", "devices"}
-# What belongs to a call or a reference, or has a body, takes another way than other messages.
+# Messages that belong to a call or a reference, or have a body, take another way than others.
 ELSEWHERE = {
     *("Request", "Reply", "Failure", "Cancel", "Accepted", "Gradients"),
     *("Register", "Registered", "Release", "Released", "Received", "Pinned"),

@@ -71,7 +71,7 @@ def accept(
 
 
 def both(one: Callable[[], Identity], other: Callable[[], Identity]) -> tuple[Outcome, Outcome]:
-    """Run two sides at once; what each returned or raised."""
+    """Run two sides at once, and return the result or the error of each."""
     outcomes: dict[int, Outcome] = {}
 
     def run(index: int, side: Callable[[], Identity]) -> None:

@@ -1,6 +1,6 @@
 """No limit in the tests is so small that a slow machine exceeds it.
 
-A limit that decides is `PATIENCE`, or a number not below it. What a test wants to pass, an
+A limit that decides is `PATIENCE`, or a number not below it. A limit that a test wants to pass, an
 `RpcTimeout` that it waits for, is below one second: else the test would be slow.
 """
 
@@ -30,7 +30,7 @@ LIMITING_METHODS = {
 LIMITING_NAMES = re.compile(r"(^|_)(PATIENCE|SECONDS|LIMIT|GENEROUS|DEADLINE)$")
 MEASURED = re.compile(r"(^|_)(seconds|elapsed|took|duration|waited)$")
 
-# What decides nothing: (end of the file's name, a part of the line).
+# Limits that decide nothing: (end of the file's name, a part of the line).
 DECIDES_NOTHING = {
     ("test_options.py", "rpc_timeout"): "options that no call is made with",
     ("test_options.py", "timedelta"): "values that are no number of seconds",

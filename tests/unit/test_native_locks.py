@@ -30,7 +30,7 @@ UNGUARDED = {
     ("ImportedMemory", "announced_"): "of the reader, one thread at a time",
     ("ImportedMemory", "last_"): "of the reader, one thread at a time",
 }
-# What a channel does for any thread. Everything else has a role.
+# Methods of a channel for any thread. All others have a role.
 FOR_ANY_THREAD = {
     *("may_have_input", "arm", "await_outcome", "compose", "discard", "wake_writer", "is_stream"),
     *("trim", "shut_down", "close"),

@@ -288,7 +288,7 @@ class AllKinds:
 
 
 KINDS = sorted(name for name in vars(AllKinds) if not name.startswith("__"))
-# What may be another's function, whatever its name, is never called.
+# An object that may be another's function, whatever its name, is never called.
 NEVER = {
     *("partial", "partial_method", "static_partial", "of_instance", "nested", "nested_builtin"),
     *("module", "cached", "single", "getter", "prop", "cached_prop", "bound"),

@@ -84,7 +84,7 @@ CEILINGS = {
     "no verb as opening": (0, 0),
     "nobody": (0, 0),
     "what is": (0, 3),
-    "what as subject": (128, 0),
+    "what as subject": (0, 0),
 }
 
 

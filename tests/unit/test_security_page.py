@@ -12,7 +12,7 @@ ATTACKS = ROOT / "tests" / "attacks"
 
 # Tests of the attackers' own tools: they say nothing about a worker.
 OF_THE_TOOLS = {"test_the_bytes_of_a_stranger_are_a_pickle_that_would_run"}
-# What right settings do, and wrong ones say, is in the text of the page.
+# The text of the page has the effects of right settings, and the errors of wrong ones.
 OF_THE_TEXT = {
     "test_one_machine_needs_no_setting",
     "test_two_hosts_with_a_secret",

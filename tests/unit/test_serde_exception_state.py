@@ -1,7 +1,7 @@
 """An exception arrives with the values that it had, however its class keeps and restores them.
 
-Plain pickle is the measure: whatever it carries arrives equal. What it does not carry arrives with
-the sender's values, or as a `RemoteError`, and never with other values.
+Plain pickle is the measure: whatever it carries arrives equal. State that it does not carry arrives
+with the sender's values, or as a `RemoteError`, and never with other values.
 """
 
 from __future__ import annotations

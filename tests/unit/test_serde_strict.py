@@ -115,7 +115,7 @@ def a_config() -> Config:
     return made
 
 
-# What travels -----------------------------------------------------------------------------------
+# Values that travel -----------------------------------------------------------------------------
 
 SCALARS = (
     st.none()
@@ -255,7 +255,7 @@ def test_tensors_attributes_and_attachment_go_along() -> None:
     assert [m is g for m, g in zip(met, (got[0], got[1]["b"]), strict=True)] == [True, True]
 
 
-# What does not travel ---------------------------------------------------------------------------
+# Values that do not travel ----------------------------------------------------------------------
 
 
 class OwnReduction:

@@ -354,7 +354,7 @@ def test_without_a_secret_the_store_listens_on_loopback_only() -> None:
     store, *_ = open_store("tcp://127.0.0.1:0", 0, 1, PATIENCE, confined=True)
     port = store.port  # type: ignore[attr-defined]
     find(f"tcp://127.0.0.1:{port}", PATIENCE, confined=True)
-    # What listens on all interfaces takes connections to this address, too.
+    # A server that listens on all interfaces takes connections to this address, too.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), PATIENCE)
 

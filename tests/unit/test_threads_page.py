@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "farcall"
 PROGRAMS = {"demos", "testing"}  # their threads are their own
-# What starts threads: which of its arguments is their name, and what it adds to that.
+# Functions and classes that start threads: which argument is their name, and what they add to it.
 STARTS = {
     "FarcallThread": (1, ""),
     "BriefThreads": (0, "_*"),

@@ -65,7 +65,7 @@ def soon() -> float:
 
 
 def both(*sides: Callable[[], HandshakeResult]) -> list[Any]:
-    """Run two sides at once; what each returned or raised."""
+    """Run two sides at once, and return the result or the error of each."""
     outcomes: dict[int, Outcome] = {}
 
     def run(index: int, side: Callable[[], HandshakeResult]) -> None:

@@ -68,7 +68,7 @@ def error_of(config: TlsConfig, act: Callable[[TlsConfig], object]) -> str:
     return str(error)
 
 
-# What a worker makes of its files at its start, in this order, and again when they have changed.
+# Objects that a worker makes of its files at its start, in this order, and again when they change.
 USES: dict[str, Callable[[TlsConfig], object]] = {
     "signatures": lambda config: signer_of(None, config, "w0"),
     "links": lambda config: LinkCredentials(tls=config),

@@ -330,7 +330,7 @@ def _unloadable(error: BaseException) -> SerializationError:
     if names_what_is_absent(error):
         return FunctionNotFound(
             f"the message names what this worker does not have: {text}; "
-            f"what the caller defines must be importable on the callee too "
+            f"functions and classes of the caller must be importable on the callee too "
             "(the RPC pickler does not serialize function code)"
         )
     said = f": {text}" if text else ""

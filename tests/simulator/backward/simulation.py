@@ -184,7 +184,7 @@ class _BackwardSchedule(Schedule):
         random.shuffle(acts)
         return any(act() for act in acts) or self._time_out()
 
-    # What happens.
+    # Events.
 
     def _begin(self) -> bool:
         context, options = self._pick(self._not_begun)
@@ -294,7 +294,7 @@ class _BackwardSchedule(Schedule):
         self._workers[self._histories[context].creator].end(context)
         return True
 
-    # What workers tell.
+    # Reports of workers.
 
     def send(self, worker: int, peer: int, message: Any, call: int) -> None:
         """Send a message. If its target can't be reached, the worker will find that it is dead."""

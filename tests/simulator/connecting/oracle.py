@@ -1,6 +1,6 @@
 """The oracle of connecting: knows the host, judges what the machine says by CON-1 to CON-6.
 
-The invariants are those of `farcall.protocol.connecting`. What a violation is:
+The invariants are those of `farcall.protocol.connecting`. Violations are:
 
 CON-1 A worker is declared dead that lives and does not refuse us, and its host has not been silent
       for `dead_after` seconds of attempts and `FEWEST_ROUNDS` tries in a row. An attempt counts
@@ -97,7 +97,7 @@ class ConnectingOracle:
         """Note that a caller has given up before its time."""
         self._last_interruption = now
 
-    # What the dialler meets.
+    # Events at the dialler.
 
     def begins(self, url: str) -> None:
         """Note that an address is tried."""
@@ -137,7 +137,7 @@ class ConnectingOracle:
         self._dark_tries, self._most, self._least = 0, 0.0, 0.0
         self._round_is_doubtful = True
 
-    # What the machine says.
+    # Instructions of the machine.
 
     def told(self, caller: Caller, said: Instruction, now: float, others: Iterable[Caller]) -> None:
         """Note that the machine has an instruction for a caller."""

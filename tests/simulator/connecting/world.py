@@ -1,6 +1,6 @@
 """A worker's host and the network before it, on a virtual clock: what a dialler meets, and when.
 
-What happens to the host is drawn in advance, so the oracle knows at each moment what a dialler
+The host's fate is drawn in advance, so the oracle knows at each moment what a dialler
 can't: whether the worker is alive, and whether it could be reached.
 """
 
@@ -158,7 +158,7 @@ class World:
         """Return whether this machine can't open a socket."""
         return any(begin <= now < end for begin, end in self._short_of_descriptors)
 
-    # What a dialler meets.
+    # Answers that a dialler gets.
 
     def connect(self, url: str, now: float, until: float) -> Outcome:
         """Ask for a connection."""

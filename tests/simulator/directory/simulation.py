@@ -239,7 +239,7 @@ class _DirectorySchedule(Schedule):
             call = partial(self._call, node, record.worker.name, 20.0)
             self._meetings.soon(node, call)
 
-    # What befalls them.
+    # Events.
 
     def _change_store(self, change: Change) -> None:
         new = "and knows no worker" if change.is_new else ""

@@ -209,7 +209,7 @@ def wait_all(futures: Sequence[rpc.Future[Any]]) -> None:
 
 
 def at_once(starts: Sequence[Callable[[], None]]) -> list[Exception | None]:
-    """Call these, each in a thread if they are several; what each raised."""
+    """Call these, each in a thread if they are several, and return the error that each raised."""
     errors: list[Exception | None] = [None] * len(starts)
 
     def start(index: int) -> None:

@@ -65,7 +65,7 @@ def constant(drawer: Drawer, scope: Scope) -> bool:
 
 SHARED = Group(changeable=False, shared=True)  # of what other blocks may see, too
 
-# What an operation does to memory: its output is new, or a view of the input; or new, but the
+# The effect of an operation on memory: its output is new, or a view of the input; or new, but the
 # inputs, or the inputs and the output, are needed in the backward pass. Under no_grad there are no
 # views: torch takes them for tensors that require grad, though they are no part of the graph.
 NEW = "new"

@@ -55,7 +55,7 @@ class World(Protocol):
     """The surroundings of a block besides torch."""
 
     def call(self, site: Site, call: Call, args: Any) -> Any:
-        """Have a block run; what to wait for, or a reference."""
+        """Have a block run. Returns an object to wait for, or a reference."""
 
     def wait(self, site: Site, pending: Any) -> Any:
         """Return the packed results of a call."""

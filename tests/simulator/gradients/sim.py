@@ -173,7 +173,10 @@ def _attempt_alone(programs: Sequence[Program], threads: int) -> tuple[str, bool
 
 
 def _smaller(program: Program, threads: int) -> Program:
-    """Return a program that differs, made smaller. What hangs or leaves something behind stays."""
+    """Return a program that differs, made smaller.
+
+    A program that hangs or leaves something behind stays as it is.
+    """
     with Bench(num_worker_threads=threads) as bench:
 
         def fails(candidate: Program) -> bool:

@@ -102,7 +102,7 @@ class _SupervisionSchedule(Schedule):
         self._heirs: list[Member] = []  # that could take over when it started
         self._draw(5 * slowest * random.choice((0, 1, 1)))
 
-    # What befalls them.
+    # Events.
 
     def _draw(self, calm: float) -> None:
         """Draw what happens.

@@ -68,7 +68,7 @@ class File:
         self.kernel.files.pop(self.fd, None)
         self.changed()
 
-    # What polls see.
+    # States that polls see.
 
     @property
     def is_readable(self) -> bool:

@@ -99,7 +99,7 @@ class _TerminationSchedule(Schedule):
         if not self._world:
             self._check_end()
 
-    # What workers do, as `ShutdownCoordinator` does it.
+    # Work of workers, as `ShutdownCoordinator` does it.
 
     def _post(self, sender: Member, messages: Messages) -> None:
         for to, message in messages:
@@ -258,7 +258,7 @@ class _TerminationSchedule(Schedule):
             self._send(member, number, Loss())
             self._on_peer_lost(member, number)
 
-    # What befalls them.
+    # Events.
 
     def _die(self, member: Member) -> None:
         self._note(member, "dies")
