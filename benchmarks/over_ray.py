@@ -56,13 +56,13 @@ class Caller:
 
     def __init__(self, store: str, size: int) -> None:
         # Workers must find the modules of this folder, as functions go by name.
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)
         ray.init(
             num_cpus=size,  # an actor wants one to start with
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": path}},
             _temp_dir=str(Path(store).parent / "ray"),
         )
         self._workers = {f"worker{rank}": Worker.remote() for rank in range(1, size)}

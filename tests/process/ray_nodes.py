@@ -31,8 +31,8 @@ def two_nodes() -> Iterator[Any]:
     path_of_modules = os.pathsep.join(map(str, FOLDERS))
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         if HAS_ZYGOTES:
-            address = stack.enter_context(ray_workers.server(path_of_modules))
-            patch.setenv(ray_workers.SERVER, str(address))
+            variable = stack.enter_context(ray_workers.server(path_of_modules))
+            patch.setenv(ray_workers.SERVER, variable)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # or other processes of a busy machine go first
         patch.setenv("RAY_prestart_worker_first_driver", "0")

@@ -5,7 +5,8 @@ parent is Ray's own process in C++, so `tests/warm_starts.py` can't start it. Th
 `ray_nodes` run this file in place of Ray's `setup_worker.py`: it asks the server for the worker,
 and ends when the worker has ended. The worker becomes what `tests/zygote.py` makes of a fork, with
 a zygote of its own for the scripts that it starts. It imports Ray itself, since Ray reads variables
-of a worker at its import. A worker that has an environment of its own starts really.
+of a worker at its import. A worker that has an environment of its own, or another PYTHONPATH than
+the server, starts really.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from zygote_jobs import Job, Program, read_early, receive, send
 
-SERVER = "TESTS_RAY_SERVER"  # the variable of nodes that has the path of the server's socket
+SERVER = "TESTS_RAY_SERVER"  # the variable of nodes that has what `server` gives
 LANGUAGE = "--language=PYTHON"
 ENVIRONMENT = "--serialized-runtime-env-context="  # of a worker that is to have one of its own
 
 
 @contextmanager
-def server(path_of_modules: str) -> Iterator[Path]:
-    """Run a server for workers that have this PYTHONPATH; give the path of its socket."""
+def server(path_of_modules: str) -> Iterator[str]:
+    """Run a server for workers that have this PYTHONPATH; give the path of its socket, and that."""
     with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "server")
         listener.bind(str(path))
@@ -45,7 +46,7 @@ def server(path_of_modules: str) -> Iterator[Path]:
             pass_fds=[listener.fileno()],
         ) as process:
             try:
-                yield path
+                yield f"{path}{os.pathsep}{path_of_modules}"
             finally:
                 process.kill()
 
@@ -98,8 +99,9 @@ def ask(path: str, words: list[str]) -> None:
 
 def start(words: list[str]) -> None:
     """Start the worker that Ray wants: warm if that can be."""
-    path = os.environ.get(SERVER, "")
-    if path and not any(word.startswith(ENVIRONMENT) for word in words):
+    path, _, path_of_modules = os.environ.get(SERVER, "").partition(os.pathsep)
+    has_its_own = any(word.startswith(ENVIRONMENT) for word in words)
+    if path and path_of_modules == os.environ.get("PYTHONPATH") and not has_its_own:
         ask(path, [word for word in words if word != LANGUAGE])
     else:
         real = Path(words[0]).with_name("setup_worker.py")

@@ -10,25 +10,43 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_workers
 from demos import assert_nothing_left, processes_of_session, start_session
 from patience import PATIENCE
+from warm_starts import HAS_ZYGOTES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = BENCHMARKS / "run.py"
-# A burst of a case has a few calls only: whatever their number is, the burst is the same.
+# A burst of a case has a few calls only: whatever their number is, the burst is the same. Of the
+# largest tensors one stays larger than what a worker accepts at once (`max_in_flight_bytes`); the
+# others are still larger than any size from which farcall treats memory in another way.
 PEER = f"""
-import sys
+import functools, sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import cases, digits, peer
+import cases, digits, peer, plans
 cases.CALLS_IN_FLIGHT, cases.CALLS_OF_A_THREAD, cases.CALLS_OF_THE_RING = 50, 5, 5
 cases.REFERENCES, cases.QUIET_SECONDS, cases.IDLE_SECONDS = 50, 0.1, 0.1
+for name, case in cases.CALLS.items():
+    if "_128mb" in name and name != "push_128mb":
+        cases.CALLS[name] = functools.partial(case, floats=9 << 20)
+cases.RING, plans.WORLDS["ring"] = 3, plans.World(3)
+cases.STARTS = dict.fromkeys(cases.STARTS, 2)
 digits.BATCHES = 2
+# Else both workers of another checkout import it, at their first step.
+import torch._dynamo
+if sys.argv[1] == "ray":
+    import ray._private.parameter as of_ray
+    # No process that adds nodes to clusters which want more; warm starts of workers.
+    changes = {{"no_monitor": True, "setup_worker_path": {ray_workers.__file__!r}}}
+    of_ray.RayParams = functools.partial(of_ray.RayParams, **changes)
 peer.main()
 """
+# Cases share the processes of worlds that differ in their threads alone. These are counted below.
 TINY = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
@@ -36,16 +54,21 @@ import plans, run, turns
 # In the folder of the files that the run writes.
 turns.PEER = turns.Path(sys.argv[sys.argv.index("--out") + 1], "tiny_peer.py")
 turns.PEER.write_text({PEER!r})
+plans.WORLDS["ring"] = plans.World(3)
+worlds = {{}}
 for name, case in plans.CASES.items():
+    world = worlds.setdefault(plans.WORLDS[case.world]._replace(threads=1), case.world)
     # A second step of training depends on the parameters learnt in the first.
     warm_up = 0 if case.agreement is None else 1
-    plans.CASES[name] = case._replace(plan=plans.Plan(1, 0, blocks=1, warm_up=warm_up))
+    plan = plans.Plan(1, 0, blocks=1, warm_up=warm_up)
+    plans.CASES[name] = case._replace(plan=plan, world=world)
+# The pictures of two cases differ in their units at most, and to draw all takes seconds.
+draw_times = run.draw_times
+run.draw_times = lambda times: draw_times(
+    {{case: times[case] for case in {{plans.CASES[case].unit: case for case in times}}.values()}}
+)
 """
 RUN_TINY = f"{TINY}\nrun.main()"
-# One world for several cases: each start of another checkout imports torch anew.
-RUN_TINY_IN_ONE_WORLD = f"""{TINY}
-plans.CASES["embedding"] = plans.CASES["embedding"]._replace(world=plans.CASES["noop_tcp"].world)
-run.main()"""
 RUN_DIFFERENT = f"{TINY}\nimport turns\nturns.disagreement = lambda *_: '1 against 2'\nrun.main()"
 THREADS = f"""
 import os, sys, traceback
@@ -133,9 +156,9 @@ def wait_until_stopped(pid: int, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process)
 
 
-def run_tiny(out: Path, *arguments: str, program: str = RUN_TINY) -> dict[str, Any]:
+def run_tiny(out: Path, *arguments: str) -> dict[str, Any]:
     """Measures everything once only, and returns its report."""
-    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", program))
+    process = start("--rounds", "1", "--out", str(out), *arguments, program=("-c", RUN_TINY))
     stdout, stderr = process.communicate(timeout=TINY_SECONDS)
     assert process.returncode == 0, stderr
     assert_nothing_left(process.pid)
@@ -298,9 +321,8 @@ def test_another_checkout_is_measured_beside_this_one(tmp_path: Path) -> None:
     with (other / "src" / "farcall" / "rpc.py").open("a") as source:
         source.write(f"\nopen({str(note)!r}, 'w').close()\n")
     arguments = ("--implementations", "farcall", "--against", str(other))
-    cases = ("--cases", "noop_tcp,embedding")
-    written = run_tiny(tmp_path, *arguments, *cases, program=RUN_TINY_IN_ONE_WORLD)
-    for case in ("noop_tcp", "embedding"):
+    written = run_tiny(tmp_path, *arguments, "--cases", "noop,embedding")
+    for case in ("noop", "embedding"):
         assert list(written["seconds"][case]) == ["farcall", "before"]
         assert list(written["results"][case]["ratios"]) == ["before"]
     assert note.exists()
@@ -320,12 +342,17 @@ def test_other_library_runs_the_cases_that_it_can(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(name, reason="make bench-all installs it")
-    # Ray's workers have an environment of their own here, and those that it starts ahead do not.
+    # Ray would start more workers ahead than the cases need.
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     monkeypatch.setenv("RAY_enable_worker_prestart", "0")
     cases = [case for case in CASES if name in CASES[case].implementations and case != "start_8"]
     arguments = ("--implementations", f"farcall,{name}", "--cases", ",".join(cases))
-    written = run_tiny(tmp_path, *arguments)
+    with ExitStack() as stack:
+        if name == "ray" and HAS_ZYGOTES:
+            path_of_modules = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+            server = stack.enter_context(ray_workers.server(path_of_modules))
+            monkeypatch.setenv(ray_workers.SERVER, server)
+        written = run_tiny(tmp_path, *arguments)
     assert list(written["seconds"]) == cases
     for case in cases:
         assert list(written["seconds"][case]) == ["farcall", name]
