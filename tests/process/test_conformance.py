@@ -43,7 +43,7 @@ def test_part_of_core_and_scripted(tmp_path: Path) -> None:
     command = [
         *(sys.executable, str(CONFORMANCE / "run_conformance.py")),
         *("--impl", "farcall", "--impl-path", str(ROOT / "src")),
-        *("--list", str(tmp_path / "chosen.txt"), "--start", "forkserver", "-j", "1", "--strict"),
+        *("--list", str(tmp_path / "chosen.txt"), "--start", "fork", "-j", "2", "--strict"),
         *("--json", str(tmp_path / "results.json"), "--logs", str(tmp_path / "logs")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
