@@ -44,7 +44,7 @@ START_WARM = ("attacks", "process", "transport")
 FILES_THAT_START_WARM = frozenset(f"test_{name}.py" for name in ["docs", "logs", "rendezvous"])
 START_COLD = (
     "credentials_of_processes ctrl_c encryption_of_processes forked_workers forks idle "
-    "native_memory openmp_of_processes"
+    "openmp_of_processes"
 )
 COLD = frozenset(f"test_{name}.py" for name in START_COLD.split())
 

@@ -198,8 +198,9 @@ SCRIPT = """
 
 
 def test_process_that_ends_without_shutdown_keeping_tensors_ends_quietly(
-    crew: Crew, tmp_path: Path
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TESTS_WHOLE_END", "1")  # the end of a real start (tests/zygote_ends.py)
     host = crew.member("w0")
     host.run(join_open_group, "w0", crew.init_method)
     file = tmp_path / "script.py"

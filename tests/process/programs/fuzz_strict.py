@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import faulthandler
 import gc
 import itertools
 import operator
@@ -177,5 +178,6 @@ def main(seed: int, count: int, trace: str = "") -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     warnings.simplefilter("ignore")
     main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
