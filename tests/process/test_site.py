@@ -33,6 +33,7 @@ DOCUMENTED = (
     *("otel", "ray", "rpc", "supervision", "testing"),
 )
 INDEX = "search/search_index.json"
+STYLE = "assets/stylesheets/main.*.css"
 SEARCH = """new Promise(done => {
     const found = document.querySelector(".md-search-result__list")
     new MutationObserver(() => found.children.length && done(found.textContent))
@@ -147,13 +148,21 @@ def test_reference_has_the_exports_of_the_module(module: str, pages: dict[Path, 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the site; the first page finds all pages when it searches, and each later one a few.
+    """Serve the site; the first page finds all pages and has its style, and later ones do not.
 
-    Each page prepares for a search when it is opened, which takes as long as the rest of it.
+    Each page prepares for a search when it is opened, and scripts have it laid out several times.
+    Each of both takes as long as the rest of the page.
     """
     index = json.loads((folder / INDEX).read_text("utf-8"))
-    short = json.dumps(index | {"docs": index["docs"][:1]}).encode()
-    answers = chain([(folder / INDEX).read_bytes()], repeat(short))
+    (style,) = folder.glob(STYLE)
+    later = {
+        f"/{INDEX}": json.dumps(index | {"docs": index["docs"][:1]}).encode(),
+        f"/{style.relative_to(folder)}": b"body {display: none}",
+    }
+    answers: dict[str, Iterator[bytes]] = {
+        path: chain([(folder / path[1:]).read_bytes()], repeat(short))
+        for path, short in later.items()
+    }
     handler = partial(_Quiet, answers, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -166,17 +175,19 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def __init__(self, answers: Iterator[bytes], *connection: Any, directory: str) -> None:
+    def __init__(self, answers: dict[str, Iterator[bytes]], *connection: Any, directory: str):
         self._answers = answers
         super().__init__(*connection, directory=directory)
 
     def do_GET(self) -> None:
-        if self.path != f"/{INDEX}":
+        if self.path not in self._answers:
             super().do_GET()
             return
-        answer = next(self._answers)
+        answer = next(self._answers[self.path])
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", self.guess_type(self.path))
+        # The browser has to ask again for the next page, and gets the other answer.
+        self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
