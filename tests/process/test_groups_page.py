@@ -23,10 +23,9 @@ def text_and_blocks_of(page: str) -> tuple[str, list[str]]:
     return text, re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def run(arguments: list[str], program: str = "") -> list[str]:
+def run(*arguments: str | Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, *arguments],
-        input=program,
+        [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -42,13 +41,16 @@ def test_the_program_on_the_page_prints_the_lines_of_the_page(page: str, tmp_pat
     script.write_text(program, encoding="utf-8")
     shown = re.search(r"^```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert shown is not None
-    assert run([str(script)]) == shown[1].splitlines()
+    assert run(script) == shown[1].splitlines()
 
 
 def test_the_cells_on_the_page_print_the_lines_of_their_comments(page: str) -> None:
-    """Run the cells from the standard input: such a program has no file, as a notebook has none."""
+    """Run the cells as a program without a file, like one that Python reads from standard input.
+
+    Notebooks themselves are in `test_notebooks.py`.
+    """
     _, (_, *blocks) = text_and_blocks_of(page)
     cells = "\n".join(blocks)
     said = re.findall(r"^\s*print\(.*\)  # (.*)$", cells, flags=re.MULTILINE)
-    printed = run(["-"], cells)
+    printed = run("-c", f"__file__ = '<stdin>'  # as Python has it there\n{cells}")
     assert [line for line in printed if "worker0 | " not in line] == said
