@@ -153,7 +153,7 @@ CHAOS = ("demo", "parameter-server", "--chaos", "--trainers", "2", "--log-interv
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_accuracy_is_reached_although_trainers_and_the_server_are_killed(tmp_path: Path) -> None:
-    process = start_demo(*CHAOS, "--every", "3", "--deaths", "2", "--out", tmp_path)
+    process = start_demo(*CHAOS, "--every", "1.5", "--deaths", "2", "--out", tmp_path)
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
     assert "Traceback" not in stderr
