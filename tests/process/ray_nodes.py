@@ -33,17 +33,17 @@ def two_nodes() -> Iterator[Any]:
         if HAS_ZYGOTES:
             variable = stack.enter_context(ray_workers.server(path_of_modules))
             patch.setenv(ray_workers.SERVER, variable)
+        # Where workers find farcall and the tests' functions. With a PYTHONPATH, and with a library
+        # for memory that is loaded first, Ray's own processes would need a zygote of their own.
+        patch.setenv(ray_workers.PATH, path_of_modules)
+        patch.setenv("RAY_JEMALLOC_LIB_PATH", "")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # or other processes of a busy machine go first
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         cluster = Cluster()
         try:
-            with patch.context() as of_nodes:
-                # So of workers, too: where they find farcall and the tests' functions. Scripts of
-                # tests don't have it: they would need a zygote of their own.
-                of_nodes.setenv("PYTHONPATH", path_of_modules)
-                for side in ("left", "right"):
-                    _add_node(cluster, side)
+            for side in ("left", "right"):
+                _add_node(cluster, side)
             yield cluster
         finally:
             cluster.shutdown()

@@ -5,13 +5,14 @@ parent is Ray's own process in C++, so `tests/warm_starts.py` can't start it. Th
 `ray_nodes` run this file in place of Ray's `setup_worker.py`: it asks the server for the worker,
 and ends when the worker has ended. The worker becomes what `tests/zygote.py` makes of a fork, with
 a zygote of its own for the scripts that it starts. It imports Ray itself, since Ray reads variables
-of a worker at its import. A worker that has an environment of its own, or another PYTHONPATH than
-the server, starts really.
+of a worker at its import, but not what Ray imports of other packages. A worker that has an
+environment of its own, or another PYTHONPATH than the server, starts really.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -29,8 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from zygote_jobs import Job, Program, read_early, receive, send
 
 SERVER = "TESTS_RAY_SERVER"  # the variable of nodes that has what `server` gives
+PATH = "TESTS_RAY_PATH"  # the variable of nodes that has the PYTHONPATH of workers
 LANGUAGE = "--language=PYTHON"
 ENVIRONMENT = "--serialized-runtime-env-context="  # of a worker that is to have one of its own
+# What Ray and farcall.ray import. Ray has a psutil of its own.
+OTHERS = (
+    *("requests", "jsonschema", "google.protobuf.reflection", "yaml", "filelock", "msgpack"),
+    *("cryptography.hazmat.primitives.ciphers.aead", "farcall.groups"),
+)
 
 
 @contextmanager
@@ -54,11 +61,10 @@ def server(path_of_modules: str) -> Iterator[str]:
 def serve(listener: socket.socket, path_of_modules: str) -> Callable[[], None]:
     """Be the server until stdin ends; return in each worker, with the program to run there."""
     sys.path[:0] = path_of_modules.split(os.pathsep)
-    import pytest  # noqa: F401, PLC0415  # by the modules of tests
     import zygote  # noqa: PLC0415
 
-    import farcall.groups  # noqa: F401, PLC0415
-
+    for module in ("pytest", *OTHERS):  # modules of tests import the first
+        importlib.import_module(module)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import starts a thread, and a fork would lack it")
     this = os.getpid()
@@ -99,6 +105,8 @@ def ask(path: str, words: list[str]) -> None:
 
 def start(words: list[str]) -> None:
     """Start the worker that Ray wants: warm if that can be."""
+    if PATH in os.environ:
+        os.environ["PYTHONPATH"] = os.environ[PATH]
     path, _, path_of_modules = os.environ.get(SERVER, "").partition(os.pathsep)
     has_its_own = any(word.startswith(ENVIRONMENT) for word in words)
     if path and path_of_modules == os.environ.get("PYTHONPATH") and not has_its_own:
