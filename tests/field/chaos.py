@@ -124,9 +124,9 @@ class Launcher:
         self._listener = Listener(str(self._folder / "trial"), backlog=WORKERS)
         threading.Thread(target=self._accept, daemon=True).start()
         options = ("-n", WORKERS, "--restart", int(settings.seconds) + 1, "--restart-delay", 0)
-        program = (Path(__file__).parent / "chaos_worker.py", self._folder, settings.seed)
+        program = (Path(__file__).parent / "chaos_worker.py", self._folder)
         self.process: subprocess.Popen[bytes] = start(
-            [*LAUNCH, *map(str, (*options, *program))],
+            [*LAUNCH, *map(str, (*options, *program, settings.seed, settings.pause))],
             environment(**{MARK: str(self._folder)}),
             stdout=self._output,
             stderr=self._output,

@@ -1,6 +1,6 @@
 """A worker of the trial `chaos`: three threads that call the others in every way there is.
 
-    farcall launch ... chaos_worker.py FOLDER SEED
+    farcall launch ... chaos_worker.py FOLDER SEED PAUSE
 
 It tells the trial who it is before it has loaded torch, then that it is a member of the group, and
 then answers commands: `survey` says what the process holds; `rest` ends the threads; `drained`
@@ -14,7 +14,7 @@ import sys
 from multiprocessing.connection import Client
 from pathlib import Path
 
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+folder, seed, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 rank, restarts = int(os.environ["RANK"]), int(os.environ["FARCALL_RESTART_COUNT"])
 trial = Client(str(folder / "trial"))
 trial.send((rank, restarts, os.getpid()))
@@ -37,11 +37,11 @@ resting = threading.Event()
 
 
 def call(thread: int) -> None:
-    """Call the others until all are to rest."""
+    """Call the others until all are to rest, with a pause in seconds after each call."""
     its_seed = hash((seed, rank, restarts, thread))
     load = Load(others, its_seed, ledger.timed(thread), TIMEOUT)
     kinds = list(AMOUNTS)
-    while not resting.is_set():
+    while not resting.wait(pause):
         try:
             load.make(load.random.choice(kinds))
         except EXPECTED:

@@ -48,6 +48,7 @@ class Settings:
     folder: Path  # for stores and logs, empty at the start
     seconds: float  # how long the chaos lasts
     allowed: float  # seconds after a call's deadline, of the chaos
+    pause: float  # seconds between the calls of a thread, in the chaos
     workers: int  # of the trial `many`
     seed: int
     calls: int  # of the trial `soak`, with those that references and passes make

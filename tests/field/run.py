@@ -57,6 +57,10 @@ def main() -> int:
         help="after the deadline of a call in the trial `chaos`, by which it has its outcome; "
         "more where others keep the machine busy",
     )  # fmt: skip
+    parser.add_argument(
+        "--pause", type=float, default=0.0, metavar="SECONDS",
+        help="between the calls of a thread in the trial `chaos`; without one they fill all cores",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=100, help="workers of the trial `many`")
     parser.add_argument("--calls", type=int, default=10_000_000, help="in the trial `soak`")
     parser.add_argument("--references", type=int, default=1_000_000, help="in the trial `soak`")
@@ -71,8 +75,8 @@ def main() -> int:
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 2)
     settings = Settings(
-        folder, options.minutes * 60, options.allowed, options.workers, options.seed,
-        options.calls, options.references, options.passes,
+        folder, options.minutes * 60, options.allowed, options.pause, options.workers,
+        options.seed, options.calls, options.references, options.passes,
     )  # fmt: skip
     status = run({name: import_module(name).trial for name in names}, Report(), settings)
     if status:
