@@ -25,7 +25,7 @@ from farcall.errors import AuthenticationFailed
 
 NAMES = ("w0", "w1", "w2")
 ROUNDS = 2
-PAUSE = 0.05  # seconds between the calls of a thread; six threads without one would fill all cores
+PAUSE = 0.2  # seconds between the calls of a thread; six threads without one would fill all cores
 SIZE = 1 << 18  # floats that go over several streams
 
 _stop = threading.Event()
@@ -66,7 +66,7 @@ def _repeat(peer: str) -> None:
 
 
 def _small(peer: str) -> None:
-    for number in range(20):
+    for number in range(5):
         assert rpc.rpc_sync(peer, operator.add, args=(number, 1)) == number + 1
 
 
