@@ -177,7 +177,14 @@ class PeerLost(CallError, ConnectionError):
 
 
 class OwnerDied(PeerLost):
-    """The worker that owned a reference is gone, and the value with it."""
+    """The worker that owned a reference is gone, and the value with it.
+
+    Attributes:
+        given_up: whether the object was supervised and its supervisor has given it up: a later
+            call by a reference that follows fails, too, so `retry` makes none.
+    """
+
+    given_up: bool = False
 
     def __str__(self) -> str:
         return (

@@ -289,7 +289,9 @@ class Supervisors:
             state = self._known[key].state
         child = state.children[number]
         if state.given_up:
-            raise OwnerDied(child.owner, f"{name!r} was given up: {state.given_up}")
+            error = OwnerDied(child.owner, f"{name!r} was given up: {state.given_up}")
+            error.given_up = True
+            raise error
         if child.has_ended:
             raise Cancelled(f"the object {name!r} was killed")
         is_there = child.is_running and child.has_usable(is_usable)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from farcall.errors import CallError, PeerLost, UnknownWorker
+from farcall.errors import CallError, OwnerDied, PeerLost, UnknownWorker
 from farcall.log import get_logger
 from farcall.plain import whole_number
 from farcall.runtime.agent import Agent
@@ -96,13 +96,15 @@ class Attempts:
     def pause(self, error: BaseException) -> float | None:
         """Return how long to wait before the next attempt, or None if there is none.
 
-        Only what a lost worker ends is tried again, or the lack of one in a group whose workers
-        come and go. An error of the function is the outcome of the call.
+        Only a call that a lost worker ends is tried again, or the lack of one in a group whose
+        workers come and go. An error of the function is the outcome of the call, and so is the end
+        of an object that no supervisor makes again.
         """
         agent, pause = self._agent, self._retry.pause(self.count)
         worker_is_gone = isinstance(error, PeerLost) or (
             isinstance(error, UnknownWorker) and agent.directory.can_ask(agent.me.name)
         )
+        worker_is_gone &= not (isinstance(error, OwnerDied) and error.given_up)
         is_over = self.count > self._retry.times or time.monotonic() + pause >= self._deadline
         if not worker_is_gone or is_over or agent.status.is_closed:
             return None
