@@ -35,6 +35,14 @@ rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
 print(rpc.rpc_sync("alone", divmod, args=(17, 5)))
 rpc.shutdown()
 """
+BUILD = """
+import sys
+
+sys.path.insert(0, "packaging")
+import build_backend
+
+getattr(build_backend, f"build_{sys.argv[1]}")(sys.argv[2])
+"""
 METADATA = """
 import sys
 
@@ -68,6 +76,15 @@ def editable(source: Path, target: Path, **environment: str) -> subprocess.Compl
     return run(*PIP, "install", *OFFLINE, "--target", target, "-e", source, **environment)
 
 
+def backend(
+    kind: str, folder: Path, at: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Build a wheel of this kind into a folder as pip does, but in one process."""
+    folder.mkdir(exist_ok=True)
+    environment = {"FARCALL_NATIVE": "", "CXX": "", **environment}
+    return run(sys.executable, "-c", BUILD, kind, folder, at=at, **environment)
+
+
 def copy_of_the_checkout(folder: Path) -> Path:
     """Copy what a build reads. An editable install writes into its source, which is in use."""
     listing = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.split()
@@ -94,7 +111,7 @@ def names_both_remedies(said: str) -> bool:
 
 
 def test_pure_python_is_built_when_asked_for_and_needs_no_compiler(tmp_path: Path) -> None:
-    built = wheel(tmp_path, FARCALL_NATIVE="0", CXX=BROKEN_COMPILER)
+    built = backend("wheel", tmp_path, FARCALL_NATIVE="0", CXX=BROKEN_COMPILER)
     assert built.returncode == 0, built.stdout + built.stderr
     [archive] = tmp_path.glob("*.whl")
     assert archive.name.endswith("-py3-none-any.whl")
@@ -124,7 +141,7 @@ def test_a_build_that_lacks_a_program_says_which_and_what_to_do(
     no_module = "import sys; sys.modules['cmake'] = None\n" if missing.startswith("CMake") else ""
     (tmp_path / "sitecustomize.py").write_text(no_module)
     path = path_without(tmp_path / "bin", *hidden)
-    built = wheel(tmp_path / "wheels", PATH=path, PYTHONPATH=str(tmp_path))
+    built = backend("wheel", tmp_path / "wheels", PATH=path, PYTHONPATH=str(tmp_path))
     said = built.stdout + built.stderr
     assert built.returncode != 0
     assert missing in said
@@ -149,7 +166,7 @@ def test_an_editable_install_without_a_compiler_fails_unless_pure_is_asked_for(
     tmp_path: Path,
 ) -> None:
     source = copy_of_the_checkout(tmp_path / "source")
-    failed = editable(source, tmp_path / "failed", CXX=BROKEN_COMPILER)
+    failed = backend("editable", tmp_path / "failed", source, CXX=BROKEN_COMPILER)
     assert failed.returncode != 0
     assert names_both_remedies(failed.stdout + failed.stderr)
     done = editable(source, tmp_path / "done", CXX=BROKEN_COMPILER, FARCALL_NATIVE="0")
