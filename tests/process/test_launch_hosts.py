@@ -38,6 +38,21 @@ if os.environ["RANK"] == "0":
     print([rpc.rpc_sync("worker2", os.getenv, args=(name,)) for name in names])
 rpc.shutdown()
 """
+# All four say where they are; one on each host meets the other. Workers over ssh start really.
+MEETS_BY_TWO = """
+import os
+
+rank = int(os.environ["RANK"])
+names = ("ON_HOST", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")
+print([os.environ[name] for name in names])
+if rank % 2 == 0:
+    from farcall import rpc
+
+    rpc.init_rpc(f"worker{rank}", rank=rank // 2, world_size=2)
+    if rank == 0:
+        print("met", rpc.rpc_sync("worker2", os.getenv, args=("ON_HOST",)))
+    rpc.shutdown()
+"""
 
 
 @pytest.fixture
@@ -53,11 +68,17 @@ def ssh(tmp_path: Path) -> dict[str, str]:
 
 def test_workers_on_two_hosts_meet(tmp_path: Path, ssh: dict[str, str]) -> None:
     secret = Secret.generate().reveal().decode()
-    program = written(tmp_path, MEETS)
+    program = written(tmp_path, MEETS_BY_TWO)
     hosts = ("--hosts", "user@localhost,127.0.0.1", "-n", "2")
     done = launch(*hosts, program, FARCALL_SECRET=secret, **ssh)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "worker0 | ['127.0.0.1', '0', '2', '1', '2']\n"
+    assert sorted(done.stdout.splitlines()) == [
+        "worker0 | ['user@localhost', '0', '2', '0', '4']",
+        "worker0 | met 127.0.0.1",
+        "worker1 | ['user@localhost', '1', '2', '0', '4']",
+        "worker2 | ['127.0.0.1', '0', '2', '1', '4']",
+        "worker3 | ['127.0.0.1', '1', '2', '1', '4']",
+    ]
     notes = (tmp_path / "notes").read_text()
     assert len(notes.splitlines()) == 5  # four workers, and the store on the first host
     assert secret not in notes

@@ -106,29 +106,21 @@ BEFORE = {
     "signals are blocked": """
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         """,
-    "the environment is empty": "os.environ.clear()",  # the server of forks starts for real
     "few descriptors": "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
     "a strict umask": "os.umask(0o777)",
 }
 
-# Descriptors that its parent has closed: the next ones that are opened get these numbers. Python
-# may have read such a variable as is set here, so the server of forks starts for real.
-CLOSED = {
-    "closed stdin": "0",
-    "closed stdout": "1",
-    "closed stderr": "2",
-    "all closed": "0, 1, 2",
-}
+# A stream that its parent has closed: the next descriptor that is opened gets its number. The
+# environment is empty, too, and lacks what Python reads early, so the server of forks starts for
+# real.
+CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
 CLOSE = """
-    os.environ["PYTHON_STARTS"] = "for real"
-    for number in ({numbers},):
-        name = ("stdin", "stdout", "stderr")[number]
-        setattr(sys, name, None)
-        setattr(sys, f"__{{name}}__", None)
-        os.close(number)
+    os.environ.clear()
+    sys.{name} = sys.__{name}__ = None
+    os.close({number})
 """
 
-# A real start, after which all that can be is odd at once.
+# A real start, after which all that can be is odd at once: all three streams are closed, too.
 SHELL = 'umask 0777; ulimit -n 64; exec "$@" <&- >&- 2>&-'
 
 
@@ -175,9 +167,11 @@ def test_a_program_that_has_changed_its_process_starts_workers(case: str, tmp_pa
     check_run(tmp_path, before=BEFORE[case])
 
 
-@pytest.mark.parametrize("case", CLOSED)
-def test_a_program_that_was_started_in_an_odd_way_starts_workers(case: str, tmp_path: Path) -> None:
-    check_run(tmp_path, before=CLOSE.format(numbers=CLOSED[case]))
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_program_with_no_environment_and_a_closed_stream_starts_workers(
+    name: str, tmp_path: Path
+) -> None:
+    check_run(tmp_path, before=CLOSE.format(name=name, number=CLOSED[name]))
 
 
 def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
