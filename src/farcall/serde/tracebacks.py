@@ -56,18 +56,20 @@ def is_own(file: str) -> bool:
 def frames_of(trace: TracebackType | None) -> Frames:
     """Return the frames of a traceback as plain data."""
     everything = shows_everything()
-    frames: Frames = []
-    for one in _links(trace):
-        code = one.tb_frame.f_code
-        if everything or not is_own(code.co_filename):
-            frames.append((_name(code.co_filename), _name(code.co_name), one.tb_lineno))
-    if len(frames) > MAX_FRAMES:
-        frames[MAX_FRAMES // 2 : -(MAX_FRAMES // 2)] = []
-    return frames
+    lines = [
+        (one.tb_frame.f_code, one.tb_lineno)
+        for one in _links(trace)
+        if everything or not is_own(one.tb_frame.f_code.co_filename)
+    ]
+    if len(lines) > MAX_FRAMES:
+        lines[MAX_FRAMES // 2 : -(MAX_FRAMES // 2)] = []
+    return [(_name(code.co_filename), _name(code.co_name), line) for code, line in lines]
 
 
 def _name(text: str) -> str:
     """Return the name of a file or a function as text to be printed, and looked up as a file."""
+    if type(text) is str and text.isascii() and len(text) <= MAX_NAME and "\0" not in text:
+        return text  # as nearly all are, and a traceback has many
     name = encodable(clipped(text, MAX_NAME)).replace("\0", "\\x00")
     try:
         os.fsencode(name)
