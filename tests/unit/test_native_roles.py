@@ -257,16 +257,17 @@ def standard_headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled
 
 
-def errors_in(root: Path, headers: Path, *files: str) -> str:
-    """Return what Clang says to files of native/core."""
-    sources = [str(root / "core" / file) for file in files]
-    return clang("-fsyntax-only", "-include-pch", str(headers), "-I", str(root), *sources)
+def errors_in(root: Path, headers: Path, file: Path) -> str:
+    """Return what Clang says to a file that includes headers of `root`."""
+    return clang("-fsyntax-only", "-include-pch", str(headers), "-I", str(root), str(file))
 
 
-def test_the_sources_keep_the_rules(standard_headers: Path) -> None:
-    sources = sorted(path.name for path in (NATIVE / "core").glob("*.cpp"))
+def test_the_sources_keep_the_rules(standard_headers: Path, tmp_path: Path) -> None:
+    sources = sorted((NATIVE / "core").glob("*.cpp"))
     assert len(sources) > 10
-    assert errors_in(NATIVE, standard_headers, *sources) == ""
+    as_one = tmp_path / "as_one.cpp"  # so that our headers are read once
+    as_one.write_text("".join(f'#include "{source}"\n' for source in sources))
+    assert errors_in(NATIVE, standard_headers, as_one) == ""
 
 
 @pytest.mark.parametrize("breach", LOCKS + ROLES, ids=lambda breach: breach.name)
@@ -277,7 +278,7 @@ def test_a_breach_is_an_error(breach: Breach, tmp_path: Path, standard_headers: 
     assert text.count(breach.old) == 1, "the source has changed: plant the breach anew"
     file.write_text(text.replace(breach.old, breach.new))
     source = breach.file.replace(".hpp", ".cpp")
-    said = errors_in(tmp_path, standard_headers, source)
+    said = errors_in(tmp_path, standard_headers, tmp_path / "core" / source)
     # Clang 14 calls a role a mutex where it is held in some cases only.
     assert breach.error in said.replace("mutex 'channel_->", "role 'channel_->")
     assert "-Wthread-safety" in said
