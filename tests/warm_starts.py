@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 from patience import PATIENCE
@@ -53,6 +53,8 @@ class Zygote:
         early: the variables in its environment that an import or a library may have read.
         process: the zygote, if it is a child that this process has to wait for.
     """
+
+    of_this_process: ClassVar[Zygote | None] = None  # that of a program which is a fork of one
 
     def __init__(
         self,
@@ -129,7 +131,8 @@ class Zygote:
             return None
         standard = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
         others = [fd for fd in kept if fd != wakes]
-        if any(map(os.isatty, standard)) or len(others) > MOST_DESCRIPTORS:
+        # Python treats an stderr on a terminal as any other.
+        if any(map(os.isatty, standard[:2])) or len(others) > MOST_DESCRIPTORS:
             return None
         job = Job(
             program,
@@ -222,10 +225,16 @@ class WarmStarts:
 
     The first start with another set than that of this process is a real one: many tests try a
     variable once only.
+
+    Args:
+        own: the zygote of this process, if that is itself a fork of one: a worker of xdist.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Zygote | None) -> None:
         self._zygotes: dict[frozenset[tuple[bytes, bytes]], Zygote | None] = {}
+        if own is not None:
+            self._zygotes[frozenset(own.early.items())] = own
+            _start_by(_real_start)  # until a test is given warm starts
         self._others: dict[tuple[Zygote, tuple[str, ...]], Zygote] = {}
         self._is_starting = False
         self._starting = threading.RLock()

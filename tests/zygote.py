@@ -139,6 +139,7 @@ def _become(job: Job, descriptors: Sequence[int]) -> Callable[[], None]:
     os.environb.update(job.environment)
     _show(job.command, job.environment)
     own = Zygote(socket.socket(fileno=high), _variables_here)
+    Zygote.of_this_process = own
     install(lambda variables: own if own.early == read_early(variables) else None)
     _set_up(job)
     if WHOLE_END in job.environment:
@@ -201,6 +202,7 @@ def _set_up(job: Job) -> None:
             setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
     tempfile.tempdir = None  # found anew, by TMPDIR
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # not done by a fork
     sys.modules["numpy"].random.seed()
     if threads := job.environment.get(b"OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))

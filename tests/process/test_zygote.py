@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
-from warm_starts import HAS_ZYGOTES
+from warm_starts import HAS_ZYGOTES, Zygote
 from zygote_jobs import BOOT
 
 pytestmark = pytest.mark.skipif(not HAS_ZYGOTES, reason="TESTS_COLD, or no Linux")
@@ -51,6 +51,7 @@ seen = {
     "handlers": [repr(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGPIPE)],
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "threads": [thread.name for thread in threading.enumerate()],
+    "native": threading.main_thread().native_id == os.getpid(),
     "processes": [mp.current_process().name, mp.parent_process()],
     "output": [sys.stdout.write_through, sys.stderr.line_buffering, sys.stdout.encoding],
     "flags": list(sys.flags)[:3] + [sys.warnoptions],
@@ -187,6 +188,16 @@ def test_programs_and_their_children_have_the_modules_that_a_test_asks_for() -> 
 
 def test_programs_of_other_tests_do_not_have_them() -> None:
     assert ended(WARM, *HAS).stdout == "False\n"
+
+
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" not in os.environ or "LD_PRELOAD" in os.environ,
+    reason="this process is no worker of xdist, or is one that started really",
+)
+def test_a_worker_of_xdist_is_a_fork_whose_zygote_forks_its_programs() -> None:
+    assert Zygote.of_this_process is not None
+    forked = "import sys; print('zygote' in sys.modules)"
+    assert ended(WARM, "-c", forked).stdout == "True\n"
 
 
 ENDINGS = {
