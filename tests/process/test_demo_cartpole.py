@@ -19,10 +19,10 @@ from demos import (
     start_demo,
     workers_of,
 )
+from optional import skip_without
 from patience import PATIENCE
 
-pytest.importorskip("gymnasium")
-image = pytest.importorskip("matplotlib.image")
+skip_without("gymnasium", "matplotlib")
 
 pytestmark = pytest.mark.preloads(
     "gymnasium", "matplotlib.figure", "matplotlib.backends.backend_agg"
@@ -75,6 +75,7 @@ def test_summary_holds_the_numbers_of_the_run(out: Path) -> None:
 @pytest.mark.usefixtures("played")
 def test_reward_curve_is_a_readable_picture(out: Path) -> None:
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = pytest.importorskip("matplotlib.image")
     height, width, channels = image.imread(out / "reward.png").shape
     assert (height > 100, width > 100, channels) == (True, True, 4)
 

@@ -21,10 +21,10 @@ from demos import (
     start_demo,
     workers_of,
 )
+from optional import skip_without
 from patience import PATIENCE
 
-pytest.importorskip("sklearn")
-image = pytest.importorskip("matplotlib.image")
+skip_without("sklearn", "matplotlib")
 
 pytestmark = pytest.mark.preloads(
     "sklearn.datasets",
@@ -99,6 +99,7 @@ def test_summary_has_the_accuracy_over_time(trained: Trained) -> None:
 
 def test_accuracy_curve_is_a_readable_picture(trained: Trained) -> None:
     assert (trained.out / "accuracy.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = pytest.importorskip("matplotlib.image")
     height, width, channels = image.imread(trained.out / "accuracy.png").shape
     assert (height > 100, width > 100, channels) == (True, True, 4)
 

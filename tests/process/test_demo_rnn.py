@@ -22,6 +22,7 @@ from demos import (
     start_demo,
     workers_of,
 )
+from optional import skip_without
 from patience import PATIENCE
 from torch import nn
 
@@ -30,7 +31,7 @@ from farcall.demos.corpus import read_corpus
 from farcall.demos.rnn import LARGEST_NORM, RnnOptions, batches
 from farcall.demos.rnn_parts import Decoder, EmbeddingTable, Hidden, RecurrentLayers
 
-image = pytest.importorskip("matplotlib.image")
+skip_without("matplotlib")
 
 pytestmark = pytest.mark.preloads(
     "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.ticker"
@@ -111,6 +112,7 @@ def test_summary_holds_the_numbers_of_the_run(trained: Trained) -> None:
 @pytest.mark.usefixtures("trained")
 def test_loss_curve_is_a_readable_picture(trained: Trained) -> None:
     assert (trained.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = pytest.importorskip("matplotlib.image")
     height, width, channels = image.imread(trained.out / "loss.png").shape
     assert (height > 100, width > 100, channels) == (True, True, 4)
 

@@ -10,12 +10,9 @@ from typing import Literal
 import pytest
 import torch
 from clusters import patient_cluster
+from optional import skip_without
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-pytest.importorskip("sklearn")
-
-from sklearn import datasets
 
 from farcall import rpc
 from farcall.demos.parameter_server import (
@@ -30,6 +27,8 @@ from farcall.demos.parameter_server import (
     make_model,
 )
 from farcall.testing.cluster import acting_as
+
+skip_without("sklearn")
 
 Mode = Literal["async", "sync"]
 OPTIONS = ParameterServerOptions(
@@ -115,6 +114,7 @@ def test_every_digit_has_its_share_of_both_parts_and_none_is_lost_or_doubled() -
     for part in (training, test):
         counts = torch.bincount(part.labels, minlength=10) / len(part.labels)
         assert torch.allclose(counts, torch.full((10,), 0.1), atol=0.005)
+    datasets = pytest.importorskip("sklearn.datasets")
     pixels, digits = datasets.load_digits(return_X_y=True)
     everything = Pictures(torch.tensor(pixels / 16).float(), torch.tensor(digits))
     assert rows(training, test) == rows(everything)
