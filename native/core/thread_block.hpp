@@ -2,7 +2,6 @@
 // and not say where it is. Then the value is set, and the bytes that change are the place.
 #pragma once
 
-#include <dlfcn.h>
 #include <link.h>
 
 #include <algorithm>
@@ -36,10 +35,8 @@ class ThreadBlock {
   // The block of the library that has `function`; nullopt if the thread has not used it, or if the
   // library has no block.
   static std::optional<ThreadBlock> of(const void* function) {
-    Dl_info library;
-    if (function == nullptr || dladdr(function, &library) == 0) return std::nullopt;
     ThreadBlock found;
-    found.library_ = reinterpret_cast<std::uintptr_t>(library.dli_fbase);
+    found.function_ = reinterpret_cast<std::uintptr_t>(function);
     dl_iterate_phdr(look, &found);
     if (found.data_ == nullptr) return std::nullopt;
     return found;
@@ -75,9 +72,10 @@ class ThreadBlock {
  private:
   static constexpr std::size_t kWord = 8;
 
+  // Not `dladdr`: it goes through all symbols of the library, which are half a million in torch's.
   static int look(dl_phdr_info* info, std::size_t, void* data) {
     auto& block = *static_cast<ThreadBlock*>(data);
-    if (info->dlpi_addr != block.library_) return 0;
+    if (!has(*info, block.function_)) return 0;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       if (info->dlpi_phdr[i].p_type != PT_TLS) continue;
       block.data_ = static_cast<const std::byte*>(info->dlpi_tls_data);
@@ -86,7 +84,16 @@ class ThreadBlock {
     return 1;
   }
 
-  std::uintptr_t library_ = 0;
+  // Whether an address lies in what was loaded of a library.
+  static bool has(const dl_phdr_info& library, std::uintptr_t address) {
+    const auto* end = library.dlpi_phdr + library.dlpi_phnum;
+    return std::any_of(library.dlpi_phdr, end, [&](const auto& segment) {
+      const std::uintptr_t begin = library.dlpi_addr + segment.p_vaddr;
+      return segment.p_type == PT_LOAD && address >= begin && address - begin < segment.p_memsz;
+    });
+  }
+
+  std::uintptr_t function_ = 0;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
