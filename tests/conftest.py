@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from hostile_reports import pytest_runtest_makereport, pytest_sessionstart  # noqa: F401
 from marks import Watch, broken_promise, marks_of
 from patience import PATIENCE
+from timeouts import pytest_timeout_set_timer  # noqa: F401
 from warm_starts import WarmStarts, Zygote
 
 import farcall.log
@@ -74,6 +76,16 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Have all loggers propagate: pytest adds its handlers to each other one, six times a test.
+
+    torch has 42 loggers that don't, which took 0.4 ms of each test.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,66 @@
+"""A test that takes too long is ended, and no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from patience import PATIENCE
+from timeouts import ALARM, Alarm
+
+
+class Rung:
+    """What an alarm has called."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._last = threading.Semaphore(0)
+
+    def note(self, name: str) -> None:
+        self.names.append(name)
+        if name == "last":
+            self._last.release()
+
+    def wait(self) -> None:
+        assert self._last.acquire(timeout=PATIENCE)
+
+
+@pytest.fixture
+def alarm() -> Iterator[Alarm]:
+    made = Alarm()
+    yield made
+    made.cancel()
+
+
+def test_it_rings_when_the_time_has_passed(alarm: Alarm) -> None:
+    rung = Rung()
+    alarm.set(0.01, lambda: rung.note("last"))
+    rung.wait()
+
+
+def test_a_short_time_after_a_long_one_is_not_missed(alarm: Alarm) -> None:
+    rung = Rung()
+    alarm.set(100 * PATIENCE, lambda: rung.note("never"))
+    alarm.set(0.01, lambda: rung.note("last"))
+    rung.wait()
+    alarm.set(0.01, lambda: rung.note("last"))
+    rung.wait()
+    assert "never" not in rung.names
+
+
+def test_what_is_cancelled_does_not_ring(alarm: Alarm) -> None:
+    rung = Rung()
+    with alarm._changed:  # so that the alarm's thread sees the last state only
+        alarm.set(0, lambda: rung.note("cancelled"))
+        alarm.cancel()
+    with alarm._changed:
+        alarm.set(0, lambda: rung.note("replaced"))
+        alarm.set(0, lambda: rung.note("last"))
+    rung.wait()
+    assert rung.names == ["last"]
+
+
+def test_tests_are_watched_by_it(request: pytest.FixtureRequest) -> None:
+    # None with --timeout=0.
+    assert getattr(request.node, "cancel_timeout", ALARM.cancel) == ALARM.cancel
