@@ -39,9 +39,11 @@ class Swap:
         self.attribute(sys.modules[parent], last, module)
         if hasattr(before, "__path__"):
             self.attribute(module, "__path__", [*getattr(module, "__path__", ()), *before.__path__])
-        for below, found in list(sys.modules.items()):
-            if below.rpartition(".")[0] == name and not hasattr(module, below.rpartition(".")[2]):
-                self.attribute(module, below.rpartition(".")[2], found)
+        prefix = f"{name}."
+        for below, found in [pair for pair in sys.modules.items() if pair[0].startswith(prefix)]:
+            child = below.removeprefix(prefix)
+            if "." not in child and not hasattr(module, child):
+                self.attribute(module, child, found)
 
     def taken(self, module: ModuleType, names: dict[str, Any]) -> None:
         """Note what a module of torch's would have under these names.
