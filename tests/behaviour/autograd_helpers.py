@@ -295,7 +295,7 @@ def compare_with(
 
 
 def _forward(run: Run, program: Program) -> list[torch.Tensor]:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # only it: a seed for GPUs takes 0.3 ms
     return _listed(program(run))
 
 

@@ -267,12 +267,19 @@ def is_idle(agent: Agent) -> bool:
 
 def outcomes_of(calls: Iterator[Callable[[], Any]]) -> list[Any]:
     """Return the value or the error of each call."""
-    results = []
-    for call in calls:
-        # In a thread, so that a call that hangs ends the test, and not more.
-        with in_threads(partial(contextvars.copy_context().run, call)) as outcome:
-            pass
-        results += outcome
+    results: list[Any] = []
+
+    def make_all() -> None:
+        for call in calls:
+            try:
+                results.append(contextvars.copy_context().run(call))
+            except BaseException as error:
+                results.append(error)
+
+    # In a thread, so that a call that hangs ends the test, and not more.
+    with in_threads(partial(contextvars.copy_context().run, make_all)) as ended:
+        pass
+    assert ended[0] is None, "no call could be made"
     return results
 
 
