@@ -12,7 +12,7 @@ from pytest_timeout import Settings, timeout_timer
 
 
 class Alarm:
-    """Calls a function in a thread of its own when a time has passed, if nobody cancels it."""
+    """Calls a function in a thread of its own when a time has passed, unless cancelled."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -84,7 +84,7 @@ class ThreadBlock {
     return 1;
   }
 
-  // Whether an address lies in what was loaded of a library.
+  // Whether an address lies in a loaded segment of a library.
   static bool has(const dl_phdr_info& library, std::uintptr_t address) {
     const auto* end = library.dlpi_phdr + library.dlpi_phnum;
     return std::any_of(library.dlpi_phdr, end, [&](const auto& segment) {

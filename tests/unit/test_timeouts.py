@@ -11,7 +11,7 @@ from timeouts import ALARM, Alarm
 
 
 class Rung:
-    """What an alarm has called."""
+    """The names that an alarm has called."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -22,7 +22,7 @@ class Rung:
         if name == "last":
             self._last.release()
 
-    def wait(self) -> None:
+    def wait_for_last(self) -> None:
         assert self._last.acquire(timeout=PATIENCE)
 
 
@@ -36,16 +36,17 @@ def alarm() -> Iterator[Alarm]:
 def test_it_rings_when_the_time_has_passed(alarm: Alarm) -> None:
     rung = Rung()
     alarm.set(0.01, lambda: rung.note("last"))
-    rung.wait()
+    rung.wait_for_last()
+    assert rung.names == ["last"]
 
 
 def test_a_short_time_after_a_long_one_is_not_missed(alarm: Alarm) -> None:
     rung = Rung()
     alarm.set(100 * PATIENCE, lambda: rung.note("never"))
     alarm.set(0.01, lambda: rung.note("last"))
-    rung.wait()
+    rung.wait_for_last()
     alarm.set(0.01, lambda: rung.note("last"))
-    rung.wait()
+    rung.wait_for_last()
     assert "never" not in rung.names
 
 
@@ -57,7 +58,7 @@ def test_what_is_cancelled_does_not_ring(alarm: Alarm) -> None:
     with alarm._changed:
         alarm.set(0, lambda: rung.note("replaced"))
         alarm.set(0, lambda: rung.note("last"))
-    rung.wait()
+    rung.wait_for_last()
     assert rung.names == ["last"]
 
 
