@@ -118,6 +118,8 @@ class MembershipProof:
     def __init__(self, prefix: str, signer: Signer) -> None:
         self._prefix = prefix
         self._signer = signer
+        # Of whom and with which credential, and the signature: all that are dialled see the same.
+        self._shown: tuple[tuple[object, ...], bytes] | None = None
 
     def shown_by(self, me: Identity) -> Identity:
         """Return who this worker is, with its signature.
@@ -128,7 +130,11 @@ class MembershipProof:
         problem = self._signer.problem()
         if problem is not None:
             raise AuthenticationFailed(problem)
-        return msgspec.structs.replace(me, membership=self._signer.sign(self._said(me)))
+        of = (me.name, me.role, me.incarnation, self._signer.credential())
+        shown = self._shown  # once: another thread may replace it
+        if shown is None or shown[0] != of:
+            shown = self._shown = of, self._signer.sign(self._said(me))
+        return msgspec.structs.replace(me, membership=shown[1])
 
     def vouch(self, peer: Identity) -> str | None:
         """Return why a peer is none of the group, or None; see `Listening`."""
