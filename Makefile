@@ -119,19 +119,20 @@ demo-rnn: $(READY) ## Learn to predict words: a model on two workers.
 demo-parameter-server: $(READY) ## Tell digits apart: trainers around one parameter server.
 	$(BIN)/farcall demo parameter-server --out demo-out/parameter-server $(DEMO_ARGS)
 
-# Tests wait now and then, for processes most of all: both halves run at once, and each has a process
-# more than there are cores, or three. The output of tests/process and tests/attacks comes at the end. A test that stops its process with the GIL
+# Tests wait now and then, for processes most of all: both halves run at once, and have more processes
+# than there are cores. The output of tests/attacks and tests/process comes at the end; tests/attacks,
+# which waits longest, begins. A test that stops its process with the GIL
 # held is out of reach of its own timeout, 600 seconds or up to 920 in tests/process: somewhat later the
 # process ends with the stacks of its threads, and the run soon after. No other process takes its place:
 # with loadfile, xdist's runs may then never end.
 # Files with many tests come first, but for tests/process: there a single test may take minutes.
 IN_PARALLEL = tests/unit tests/behaviour tests/transport tests/typing
-OF_PROCESSES = tests/process tests/attacks
+OF_PROCESSES = tests/attacks tests/process
 TESTS = $(BIN)/python -m pytest --dist loadfile --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
 test: $(READY) ## Run the tests. Options: TEST_ARGS="tests/unit -k wire"
 ifeq ($(TEST_ARGS),)
 	@failed=; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; \
-	$(TESTS) -n 3 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
+	$(TESTS) -n 4 --no-loadscope-reorder -o faulthandler_timeout=1000 $(OF_PROCESSES) >"$$output" 2>&1 & \
 	$(TESTS) -n $$(($(JOBS) + 1)) -o faulthandler_timeout=700 $(IN_PARALLEL) || failed="$$failed $(IN_PARALLEL)"; \
 	wait $$! || failed="$$failed $(OF_PROCESSES)"; \
 	cat "$$output"; \

@@ -52,9 +52,12 @@ def far(station: StationMaker) -> Station:
 
 @pytest.fixture
 def impostor() -> Iterator[socket.socket]:
-    """Listen on a Unix name as another user's program would."""
+    """Listen on a Unix name as another user's program would.
+
+    The name is not like those of workers, to which `farcall status` of another test would connect.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0farcall-{secrets.token_hex(16)}".encode())
+        listener.bind(f"\0impostor-{secrets.token_hex(16)}".encode())
         listener.listen(0)
         yield listener
 

@@ -72,10 +72,10 @@ def checkout(tmp_path: Path) -> Path:
     [
         ("nothing at all", ""),
         ("tests/unit", "tests/unit tests/behaviour tests/transport tests/typing"),
-        ("tests/process", "tests/process tests/attacks"),
+        ("tests/process", "tests/attacks tests/process"),
         (
             "pytest",
-            "tests/unit tests/behaviour tests/transport tests/typing tests/process tests/attacks",
+            "tests/unit tests/behaviour tests/transport tests/typing tests/attacks tests/process",
         ),
     ],
 )
@@ -86,7 +86,7 @@ def test_both_halves_of_the_tests_run_whatever_the_other_gives(
     called = (checkout / "called").read_text().splitlines()
     halves = sorted(line.partition("faulthandler_timeout=")[2] for line in called)
     assert halves == [  # they begin at once, in any order
-        "1000 tests/process tests/attacks",
+        "1000 tests/attacks tests/process",
         "700 tests/unit tests/behaviour tests/transport tests/typing",
     ]
     assert (done.returncode != 0) == bool(failed), done.stderr

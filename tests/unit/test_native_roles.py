@@ -118,8 +118,8 @@ ROLES = (
     Breach(
         "reads without the role",
         "link.cpp",
-        "  if (take_role()) {\n    // What another",
-        "  if (!is_lost()) {\n    // What another",
+        "  if (take_role()) {\n    // Frames that another",
+        "  if (!is_lost()) {\n    // Frames that another",
         f"calling function 'read_one' requires holding role '{READING}'",
     ),
     Breach(
