@@ -89,10 +89,11 @@ $(COMPILES): requirements/build.txt | $(VENV_MADE)
 	$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/build.txt
 	@touch $@
 
-# Of several goals the user knows the order.
+# Of several goals the user knows the order. Ninja would take the jobs for its own.
 ifeq ($(words $(MAKECMDGOALS)),1)
 MAKEFLAGS += -j2
 endif
+unexport MAKEFLAGS
 
 # The Python module, beside the Python files. FARCALL_NATIVE=0 leaves it out.
 $(NATIVE): $(COMPILES) $(NATIVE_SOURCES)
@@ -230,8 +231,11 @@ native-clang: $(INSTALLED) ## The same with Clang. Options: CLANG=clang++-19
 
 SANITIZED := sanitize-address sanitize-thread
 .PHONY: $(SANITIZED)
-sanitize: ## Run the C++ tests under each sanitizer.
-	$(MAKE) -j1 $(SANITIZED)
+sanitize: $(SANITIZED) ## Run the C++ tests under each sanitizer.
+
+ifeq ($(MAKECMDGOALS),sanitize)
+sanitize-thread: | sanitize-address
+endif
 
 $(SANITIZED): sanitize-%: $(INSTALLED)
 	$(call check_native,$*,$(NO_MODULE) -DFARCALL_SANITIZE=$(SANITIZE_$*))

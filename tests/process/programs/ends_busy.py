@@ -6,6 +6,7 @@ usage: ends_busy.py ENDING FUNCTION TRANSPORT INIT_METHOD
 from __future__ import annotations
 
 import atexit
+import ctypes
 import sys
 import threading
 import time
@@ -79,6 +80,10 @@ def waits_for_torch() -> None:
     torch.futures.Future().wait()
 
 
+def nothing() -> None:
+    started.set()
+
+
 def store() -> None:
     """Wait in torch's store for what never comes: `bounded` leaves its thread behind."""
     started.set()
@@ -110,6 +115,8 @@ def end(ending: str) -> None:
 
 if __name__ == "__main__":
     atexit.register(lambda: print("handlers ran", flush=True))
+    c = ctypes.CDLL(None)  # as C++ registers the destructor of a static object
+    c.__cxa_atexit(c.puts, ctypes.c_char_p(b"static objects destroyed"), None)
     ending, function, transport, init_method = sys.argv[1:]
     options = rpc.RpcBackendOptions(init_method=init_method, transports=(transport,))
     rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
