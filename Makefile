@@ -89,7 +89,8 @@ $(COMPILES): requirements/build.txt | $(VENV_MADE)
 	$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/build.txt
 	@touch $@
 
-# Of several goals the user knows the order. Ninja would take the jobs for its own.
+# Two jobs at once, but not of several goals, whose order the user gives. Nor are they for other programs
+# to find in MAKEFLAGS: Ninja would try to share them.
 ifeq ($(words $(MAKECMDGOALS)),1)
 MAKEFLAGS += -j2
 endif

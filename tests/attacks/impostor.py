@@ -190,7 +190,7 @@ def _trickle(sock: socket.socket, data: bytes) -> None:
 # Of a process that asks.
 
 _QUESTION = msgspec.msgpack.encode((True, ""))
-# The bytes behind the handshake of a process that asks; None: it leaves.
+# The bytes behind the handshake of a process that asks, or None for one that leaves.
 QUESTIONS: dict[str, bytes | None] = {
     "leaves": None,
     "silent": b"",

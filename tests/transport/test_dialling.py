@@ -11,9 +11,12 @@ import pytest
 from stations import LIMITS, soon
 
 from farcall.errors import LinkError
+from farcall.ids import Worker
 from farcall.protocol.connecting import DialFailure
 from farcall.transport.connect import addresses, race
-from farcall.transport.connect.dialling import dial, failure_of
+from farcall.transport.connect.dialling import Ways, dial, failure_of
+from farcall.transport.connect.handshake_messages import Identity
+from farcall.transport.connect.listening import Listening
 
 Place = tuple[str, int]
 
@@ -118,3 +121,21 @@ def kinds_of(error: type[LinkError]) -> Iterator[type[LinkError]]:
 def test_refusal_of_any_kind_can_be_raised_anew_for_each_caller(kind: type[LinkError]) -> None:
     error = kind("why")
     assert str(type(error)(*error.args)) == "why"
+
+
+NEAR, FAR = "tcp://127.0.0.1:1", "tcp://192.0.2.1:1"
+
+
+@pytest.mark.parametrize(
+    ("host", "confined", "tried"),
+    [
+        ("here", False, [NEAR, FAR]),
+        ("here", True, [NEAR]),
+        ("there", False, [FAR]),  # its loopback addresses are another process's here
+        ("there", True, []),
+    ],
+)
+def test_the_addresses_that_may_be_tried(host: str, confined: bool, tried: list[str]) -> None:
+    worker = Worker("w1", 1, 1, (NEAR, FAR), host)
+    ways = Ways(worker, Identity("w0", 0, 2, "here"), Listening(confined=confined))
+    assert ways.urls == tried

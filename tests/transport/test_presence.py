@@ -225,7 +225,7 @@ def taken() -> Iterator[Callable[[Connected], str]]:
 
         def listen(talk: Connected) -> str:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            name = f"farcall-{secrets.token_hex(16)}"
+            name = f"impostor-{secrets.token_hex(16)}"  # not like a worker's: see test_unix.py
             listener.bind(f"\0{name}")
             listener.listen()
             serve(stack, listener, talk)

@@ -55,7 +55,10 @@ def checkout(tmp_path: Path) -> Path:
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
     python = binaries / "python"
-    python.write_text('#!/bin/sh\necho "$@" >> called\ncase "$*" in *$FAILS*) exit 1;; esac\n')
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> called\necho "$MAKEFLAGS" >> flags\n'
+        'case "$*" in *$FAILS*) exit 1;; esac\n'
+    )
     python.chmod(0o755)
     # As if all had been installed and built.
     (tmp_path / "requirements").mkdir()
@@ -200,6 +203,16 @@ def test_the_compiler_works_while_pip_does_and_goals_keep_their_order(
         makefile.write("$(info jobs:$(patsubst -j%,%,$(filter -j%,$(MAKEFLAGS))))\n")
     planned = run("make", "-n", *goals.split(), cwd=checkout).stdout
     assert f"jobs:{jobs}\n" in planned
+
+
+def test_jobs_of_make_are_not_handed_on(checkout: Path) -> None:
+    run("make", "test", cwd=checkout, FAILS="nothing at all")
+    assert (checkout / "flags").read_text().split() == []  # Ninja would try to share them
+
+
+def test_sanitizers_are_tried_one_after_the_other() -> None:
+    rules = run("make", "-n", "-p", "sanitize").stdout
+    assert re.search(r"^sanitize-thread: .*\| sanitize-address$", rules, re.MULTILINE)
 
 
 def test_after_the_tests_a_demo_installs_nothing(checkout: Path) -> None:

@@ -118,7 +118,7 @@ class MembershipProof:
     def __init__(self, prefix: str, signer: Signer) -> None:
         self._prefix = prefix
         self._signer = signer
-        # Of whom and with which credential, and the signature: all that are dialled see the same.
+        # The last signature, behind the identity and the credential that it was made of.
         self._shown: tuple[tuple[object, ...], bytes] | None = None
 
     def shown_by(self, me: Identity) -> Identity:

@@ -177,8 +177,9 @@ class Ways:
             return self._listening.uses_unix and not self._elsewhere
         if "tcp" not in self._listening.paths:
             return False
+        # The answer is the same for a near address and for another, which takes long to tell apart.
         if self._elsewhere == self._listening.confined:
-            return not self._elsewhere  # near or not; to find that out takes long
+            return not self._elsewhere
         host, _ = addresses.tcp_of(url) or ("", 0)
         near = addresses.is_loopback_name(host)
         return not self._elsewhere if near else not self._listening.confined
