@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +319,10 @@ def test_variables_that_are_read_early_have_a_zygote_when_they_come_again(
     for expected in ("(False, True)\n", "(True, True)\n"):
         assert ended(WARM, *shows, env={**os.environ, "PYTHONPATH": path}).stdout == expected
     task = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    found = [Path(f"/proc/{child}/environ").read_bytes() for child in task.read_text().split()]
+    found = []
+    for child in task.read_text().split():
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended: an earlier program's
+            found.append(Path(f"/proc/{child}/environ").read_bytes())
     assert [text for text in found if f"PYTHONPATH={early}".encode() in text]
     assert [text for text in found if str(late).encode() in text] == []
     assert not list(late.iterdir())
