@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from clusters import patient_cluster
+from descriptors import check_no_descriptors_left
 
 from behaviour.helpers import PATIENCE, Box, Gate, echo, in_threads, wait_at
 from farcall import rpc
@@ -23,15 +23,6 @@ from farcall.testing.cluster import Transport, acting_as
 
 def shut_down(agent: Agent, timeout: float = 0.0) -> Callable[[], None]:
     return functools.partial(agent.shutdown, True, timeout)
-
-
-def open_files() -> set[str]:
-    """Return the files that this process has open, but for the listing itself."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
-    return found
 
 
 def call_back(gate: Gate, to: str) -> str:
@@ -203,28 +194,27 @@ def test_groups_come_and_go_without_leaving_anything(transport: Transport) -> No
             assert results == [None] * 3
 
     use()
-    threads, files = set(threading.enumerate()), open_files()
-    for _ in range(10):
-        use()
-    assert set(threading.enumerate()) <= threads
-    assert len(open_files()) <= len(files)
+    threads = set(threading.enumerate())
+    with check_no_descriptors_left():
+        for _ in range(10):
+            use()
+        assert set(threading.enumerate()) <= threads
 
 
 def test_closing_at_once_leaves_nothing(transport: Transport) -> None:
-    threads, files = set(threading.enumerate()), open_files()
-    gate = Gate()
-    for _ in range(5):
-        with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
-            futures = [rpc.rpc_async("w1", echo, args=(i,)) for i in range(50)]
-            sync = rpc.rpc_async("w0", wait_at, args=(gate,))
-            gate.wait_for_arrivals()
-            gate.open()
-        for future in (*futures, sync):
-            assert future.done()
-            with contextlib.suppress(rpc.Cancelled, rpc.PeerLost):
-                future.wait()
-    assert set(threading.enumerate()) <= threads
-    assert len(open_files()) <= len(files)
+    threads, gate = set(threading.enumerate()), Gate()
+    with check_no_descriptors_left():
+        for _ in range(5):
+            with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
+                futures = [rpc.rpc_async("w1", echo, args=(i,)) for i in range(50)]
+                sync = rpc.rpc_async("w0", wait_at, args=(gate,))
+                gate.wait_for_arrivals()
+                gate.open()
+            for future in (*futures, sync):
+                assert future.done()
+                with contextlib.suppress(rpc.Cancelled, rpc.PeerLost):
+                    future.wait()
+        assert set(threading.enumerate()) <= threads
 
 
 def test_calls_that_race_with_the_end_all_end(transport: Transport) -> None:

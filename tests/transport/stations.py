@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 import queue
 import selectors
 import socket
@@ -53,12 +51,6 @@ Content = tuple[Message, int, bytes, list[bytes]]
 
 def soon() -> float:
     return time.monotonic() + PATIENCE
-
-
-def open_descriptors() -> int:
-    """Count the descriptors, after closing those of earlier tests' garbage."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def content(frame: Frame) -> Content:

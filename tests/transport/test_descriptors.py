@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from stations import Net, Station, Threads, dial, echo, open_descriptors, request, soon
+from descriptors import check_no_descriptors_left
+from stations import Net, Station, Threads, dial, echo, request, soon
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived
@@ -20,68 +21,64 @@ def test_hundreds_of_links_leave_no_descriptor_open(networked_station: StationMa
     near.read()
     far.read(echo)
     near.connect(far).exchange(request(1), soon())
-    before = open_descriptors()
-    for number in range(2, 300):
-        near.endpoint.drop(far.worker.incarnation, "again")
-        near.next_loss()
-        assert near.connect(far).exchange(request(number), soon()).call_id == number
-        far.next_loss()
-    # The sockets of the last lost links are closed at the next turn of `next`, and the first may
-    # return for nothing but that `stop_reading` has woken it.
-    for one in (near, far):
-        one.stop_reading()
-        for _ in range(2):
+
+    def close_sockets_of_lost_links() -> None:
+        for one in (near, far):
             one.endpoint.next(0.0)
-    assert open_descriptors() <= before
+
+    with check_no_descriptors_left(close_sockets_of_lost_links):
+        for number in range(2, 300):
+            near.endpoint.drop(far.worker.incarnation, "again")
+            near.next_loss()
+            assert near.connect(far).exchange(request(number), soon()).call_id == number
+            far.next_loss()
+        for one in (near, far):
+            one.stop_reading()
 
 
 def test_endpoints_leave_no_descriptor_open(network: Net) -> None:
-    before = open_descriptors()
-    for _ in range(40):
-        near, far = network.station(), network.station()
-        near.read()
-        far.read(echo)
-        near.connect(far).exchange(request(1), soon())
-        near.close()
-        far.close()
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        for _ in range(40):
+            near, far = network.station(), network.station()
+            near.read()
+            far.read(echo)
+            near.connect(far).exchange(request(1), soon())
+            near.close()
+            far.close()
 
 
 def test_links_that_come_too_late_leave_no_descriptor_open(network: Net) -> None:
-    before = open_descriptors()
-    near, far = network.station(), network.station()
-    far.read()
-    near.close()
-    for _ in range(10):
-        with pytest.raises(LinkError, match="shut down"):
-            near.connect(far)
-        far.next_loss()
-    far.close()
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        near, far = network.station(), network.station()
+        far.read()
+        near.close()
+        for _ in range(10):
+            with pytest.raises(LinkError, match="shut down"):
+                near.connect(far)
+            far.next_loss()
+        far.close()
 
 
 def test_refused_connections_leave_no_descriptor_open(networked_station: StationMaker) -> None:
     far = networked_station("far")
-    before = open_descriptors()
-    for _ in range(100):
-        # Suppressed: it ends the connection as soon as it can.
-        with dial(far) as sock, contextlib.suppress(OSError):
-            sock.sendall(b"x" * 64)
-            while sock.recv(4096):
-                pass
-    far.close()  # joins the threads that close them
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        for _ in range(100):
+            # Suppressed: it ends the connection as soon as it can.
+            with dial(far) as sock, contextlib.suppress(OSError):
+                sock.sendall(b"x" * 64)
+                while sock.recv(4096):
+                    pass
+        far.close()
 
 
 def test_threads_end_with_their_endpoint(network: Net) -> None:
-    before = set(threading.enumerate())
-    near, far = network.station(), network.station()
+    near, far = network.station("near of the end"), network.station("far of the end")
     near.read()
     far.read(echo)
     near.connect(far).exchange(request(1), soon())
     near.close()
     far.close()
-    assert set(threading.enumerate()) <= before
+    assert not [one for one in threading.enumerate() if " of the end" in one.name]
 
 
 def test_descriptor_that_is_used_again_belongs_to_its_new_link(

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from stations import PATIENCE, open_descriptors, use_selector_poller
+from descriptors import check_no_descriptors_left
+from stations import PATIENCE, use_selector_poller
 
 from farcall.transport.sockets import poller as module
 from farcall.transport.sockets.poller import EpollPoller, Poller, SelectorPoller
@@ -138,12 +139,11 @@ def test_hundred_thousand_wakes_neither_block_nor_stay(poller: Poller) -> None:
 
 
 def test_closed_poller_takes_wakes_and_leaves_no_descriptor() -> None:
-    before = open_descriptors()
-    for kind in (EpollPoller, SelectorPoller):
-        made = kind()
-        made.close()
-        made.wake()
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        for kind in (EpollPoller, SelectorPoller):
+            made = kind()
+            made.close()
+            made.wake()
 
 
 def test_selectors_stand_in_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:

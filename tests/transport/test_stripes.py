@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from stations import SocketNet, Station, Threads, dial, echo, open_descriptors, request, soon
+from descriptors import check_no_descriptors_left
+from stations import SocketNet, Station, Threads, dial, echo, request, soon
 
 from farcall.errors import LinkError
 from farcall.ids import new_incarnation
@@ -295,27 +296,25 @@ def is_closed(sock: socket.socket) -> bool:
 def test_dropped_links_leave_no_connection_open(station: StationMaker) -> None:
     near, far = station("near"), station("far")
     link = widened(near, far)
-    before = open_descriptors()
-    for number in range(30):
-        near.endpoint.drop(far.worker.incarnation, "again")
-        near.next_loss()
-        far.next_loss()
-        link = near.connect(far)
-        check_call(link, number + 1)
-        wait_until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        for number in range(30):
+            near.endpoint.drop(far.worker.incarnation, "again")
+            near.next_loss()
+            far.next_loss()
+            link = near.connect(far)
+            check_call(link, number + 1)
+            wait_until(lambda link=link: link.streams == 3 and far_link(far).streams == 3)
 
 
 def test_endpoints_leave_no_connection_open(station: StationMaker) -> None:
-    before = open_descriptors()
-    for _ in range(20):
-        near, far = station("near"), station("far")
-        near.read()
-        far.read(echo)
-        check_call(near.connect(far), 1)  # connections may be on their way
-        near.close()
-        far.close()
-    assert open_descriptors() <= before
+    with check_no_descriptors_left():
+        for _ in range(20):
+            near, far = station("near"), station("far")
+            near.read()
+            far.read(echo)
+            check_call(near.connect(far), 1)  # connections may be on their way
+            near.close()
+            far.close()
 
 
 def test_end_in_the_middle_of_a_buffer_is_told_to_both(

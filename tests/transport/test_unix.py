@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stations import SocketNet, Station, Threads, echo, open_descriptors, request, soon
+from descriptors import check_no_descriptors_left
+from stations import SocketNet, Station, Threads, echo, request, soon
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
@@ -161,18 +162,18 @@ def test_name_on_this_host_is_not_tried_for_a_worker_of_another(
 
 
 def test_endpoint_does_without_where_there_are_no_unix_sockets(
-    station: StationMaker, near: Station, monkeypatch: pytest.MonkeyPatch
+    station: StationMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = open_descriptors()
-    with monkeypatch.context() as patched:
-        forbid(patched, "bind")
-        only_tcp = station("only-tcp")
-    assert [url.partition(":")[0] for url in only_tcp.worker.addresses] == ["tcp"]
-    only_tcp.read(echo)
-    assert works(near.connect(only_tcp))
-    only_tcp.close()
-    near.close()
-    assert open_descriptors() < before
+    with check_no_descriptors_left():
+        with monkeypatch.context() as patched:
+            forbid(patched, "bind")
+            only_tcp = station("only-tcp")
+        assert [url.partition(":")[0] for url in only_tcp.worker.addresses] == ["tcp"]
+        only_tcp.read(echo)
+        near = station("near")
+        assert works(near.connect(only_tcp))
+        only_tcp.close()
+        near.close()
 
 
 # Refusals.
@@ -265,11 +266,12 @@ def test_parent_is_reached_after_its_child_has_forgotten(near: Station, far: Sta
 
 
 def test_nothing_listens_when_the_tcp_address_is_taken(unix_network: SocketNet) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        before = open_descriptors()
-        with pytest.raises(LinkError, match="can't listen"):
-            unix_network.station(listen=("127.0.0.1", other.getsockname()[1]))
-    assert open_descriptors() < before
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        check_no_descriptors_left(),
+        pytest.raises(LinkError, match="can't listen"),
+    ):
+        unix_network.station(listen=("127.0.0.1", other.getsockname()[1]))
 
 
 def test_workers_dial_both_kinds_of_address_at_once(
