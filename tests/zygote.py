@@ -97,22 +97,28 @@ def _serve(connection: socket.socket) -> Callable[[], None]:
                 os.write(tell, str(program).encode())
                 os._exit(0)
             connection.close()
-            for other in (told, tell, release):
+            for other in (told, release):
                 os.close(other)
             if not os.read(held, 1):
                 os._exit(1)
             os.close(held)
-            return _become(asked, descriptors)
+            return _become(asked, descriptors, tell)
         os.waitpid(middle, 0)  # the process that asked is the parent of the program now
         number = os.read(told, 20)
+        os.close(tell)
         os.write(release, b"!")
-        for other in (told, tell, held, release, *descriptors):
+        # To its end: after a real start, too, the process has its session, signals and command line.
+        os.read(told, 1)
+        for other in (told, held, release, *descriptors):
             os.close(other)
         send(connection, number)
 
 
-def _become(job: Job, descriptors: Sequence[int]) -> Callable[[], None]:
-    """Turn this fork into what a real start would have made; return the program to run."""
+def _become(job: Job, descriptors: Sequence[int], tell: int) -> Callable[[], None]:
+    """Turn this fork into what a real start would have made; return the program to run.
+
+    `tell` is closed when other processes see it as they would after a real start.
+    """
     if job.has_session:
         os.setsid()
     elif job.group >= 0:
@@ -124,10 +130,12 @@ def _become(job: Job, descriptors: Sequence[int]) -> Callable[[], None]:
     parent = os.getpid()
     if os.fork() == 0:
         ours.close()
-        return _serve_with(parent, theirs, descriptors)
+        return _serve_with(parent, theirs, (*descriptors, tell))
     theirs.close()
     with ours:
         high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, IN_THE_WAY)
+    high_tell = fcntl.fcntl(tell, fcntl.F_DUPFD_CLOEXEC, IN_THE_WAY)
+    os.close(tell)
     _take(job.targets, descriptors)
     for number in range(1, signal.NSIG):
         if number in job.ignored:
@@ -138,6 +146,7 @@ def _become(job: Job, descriptors: Sequence[int]) -> Callable[[], None]:
     os.environ.clear()  # the C library, too, has nothing in the room of the old one any more
     os.environb.update(job.environment)
     _show(job.command, job.environment)
+    os.close(high_tell)
     own = Zygote(socket.socket(fileno=high), _variables_here)
     Zygote.of_this_process = own
     install(lambda variables: own if own.early == read_early(variables) else None)

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,6 +112,29 @@ def both_see(*words: str, **how: Any) -> dict[str, Any]:
     warm, cold = found
     assert [(name, warm[name], cold[name]) for name in cold if warm[name] != cold[name]] == []
     return found[0]
+
+
+def test_a_start_returns_when_others_see_the_process_as_after_a_real_start() -> None:
+    """Send it a signal at once: it has its group, and does not ignore what its zygote ignores."""
+
+    def slowly() -> None:
+        time.sleep(0.3)  # else the process is mostly faster than this test
+
+    process = subprocess.Popen(
+        [*WARM, "-c", "import signal\nwhile True: signal.pause()", "shown"],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=slowly,  # noqa: PLW1509
+    )
+    try:
+        shown = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        assert shown[-1] == b"shown"
+        assert (os.getsid(process.pid), os.getpgid(process.pid)) == (process.pid, process.pid)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(
