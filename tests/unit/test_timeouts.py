@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE
@@ -60,6 +64,29 @@ def test_what_is_cancelled_does_not_ring(alarm: Alarm) -> None:
         alarm.set(0, lambda: rung.note("last"))
     rung.wait_for_last()
     assert rung.names == ["last"]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_stacks_of_a_test_that_hangs_are_shown(workers: str, tmp_path: Path) -> None:
+    (tmp_path / "test_hang.py").write_text(
+        "import threading\n"
+        "def test_hang():\n"
+        "    print('printed before')\n"
+        "    threading.Event().wait()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "timeouts", "-p", "no:cacheprovider", "-n"]
+    done = subprocess.run(
+        [*command, workers, "--timeout=0.1", "--timeout-method=thread", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    for shown in ("printed before", "Stack of MainThread", "threading.Event().wait()"):
+        assert shown in done.stdout
 
 
 def test_tests_are_watched_by_it(request: pytest.FixtureRequest) -> None:
