@@ -53,6 +53,8 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
         self._call("Page.setLifecycleEventsEnabled", enabled=True)
+        screen = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **screen)
 
     def open(self, url: str) -> None:
         """Load a page, and wait until its scripts have run."""
@@ -62,7 +64,9 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of JavaScript; of a promise, what it comes to."""
-        answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True)
+        answer = self._call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         return answer["result"].get("value")
 
     def _call(self, method: str, **params: object) -> dict[str, Any]:

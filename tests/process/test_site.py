@@ -33,7 +33,6 @@ DOCUMENTED = (
     *("otel", "ray", "rpc", "supervision", "testing"),
 )
 INDEX = "search/search_index.json"
-STYLE = "assets/stylesheets/main.*.css"
 SEARCH = """new Promise(done => {
     const found = document.querySelector(".md-search-result__list")
     new MutationObserver(() => found.children.length && done(found.textContent))
@@ -43,6 +42,13 @@ SEARCH = """new Promise(done => {
     query.value = "PeerLost"
     query.dispatchEvent(new Event("keyup"))
 })"""
+
+# Height of the main heading, width of the page and of the window, in CSS pixels.
+LAYOUT = """[
+    document.querySelector("h1").getBoundingClientRect().height,
+    document.documentElement.scrollWidth,
+    innerWidth,
+]"""
 
 pytestmark = pytest.mark.skipif(
     find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,
@@ -148,22 +154,14 @@ def test_reference_has_the_exports_of_the_module(module: str, pages: dict[Path, 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the site; the first page finds all pages and has its style, and later ones do not.
+    """Serve the site; a search from the first page finds all pages, and later ones find one.
 
-    Each page prepares for a search when it is opened, and scripts have it laid out several times.
-    Each of both takes as long as the rest of the page.
+    Each page prepares for a search when it is opened, which takes as long as the rest of the page.
     """
-    index = json.loads((folder / INDEX).read_text("utf-8"))
-    (style,) = folder.glob(STYLE)
-    later = {
-        f"/{INDEX}": json.dumps(index | {"docs": index["docs"][:1]}).encode(),
-        f"/{style.relative_to(folder)}": b"body {display: none}",
-    }
-    answers: dict[str, Iterator[bytes]] = {
-        path: chain([(folder / path[1:]).read_bytes()], repeat(short))
-        for path, short in later.items()
-    }
-    handler = partial(_Quiet, answers, directory=str(folder))
+    whole = (folder / INDEX).read_bytes()
+    index = json.loads(whole)
+    short = json.dumps(index | {"docs": index["docs"][:1]}).encode()
+    handler = partial(_Quiet, chain([whole], repeat(short)), directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -175,22 +173,22 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def __init__(self, answers: dict[str, Iterator[bytes]], *connection: Any, directory: str):
-        self._answers = answers
+    def __init__(self, indexes: Iterator[bytes], *connection: Any, directory: str):
+        self._indexes = indexes
         super().__init__(*connection, directory=directory)
 
     def do_GET(self) -> None:
-        if self.path not in self._answers:
+        if self.path != f"/{INDEX}":
             super().do_GET()
             return
-        answer = next(self._answers[self.path])
+        index = next(self._indexes)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", self.guess_type(self.path))
-        # The browser has to ask again for the next page, and gets the other answer.
+        # The browser has to ask again for the next page, and gets the other one.
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(index)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(index)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -209,4 +207,7 @@ def test_a_browser_shows_each_page_without_an_error(
             assert tab.evaluate("document.title") == page.texts["title"][0]
             heading = tab.evaluate("document.querySelector('h1').textContent")
             assert heading.strip() == page.texts["h1"][0].strip()
+            height, width, window = tab.evaluate(LAYOUT)
+            assert height > 0, f"{path}: the heading is not shown"
+            assert width <= window, f"{path}: the page is {width} pixels wide, the window {window}"
         assert [error for error in tab.errors if "https://unpkg.com/" not in error] == []
