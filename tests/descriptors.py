@@ -1,4 +1,4 @@
-"""Whether a part of a test leaves descriptors open, in a process that has those of other tests.
+"""Checks that a part of a test leaves no descriptor open, in a process that has those of others.
 
 Threads that earlier tests have left behind may open and close descriptors at any time. A number
 that is too high at one moment says nothing; one that stays too high does.
