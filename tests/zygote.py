@@ -107,7 +107,7 @@ def _serve(connection: socket.socket) -> Callable[[], None]:
         number = os.read(told, 20)
         os.close(tell)
         os.write(release, b"!")
-        # To its end: after a real start, too, the process has its session, signals and command line.
+        # To its end: a real start, too, returns when the process has its session and signals.
         os.read(told, 1)
         for other in (told, held, release, *descriptors):
             os.close(other)
