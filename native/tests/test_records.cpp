@@ -209,6 +209,33 @@ void test_bytes_stay_the_same(bool encrypts) {
   }
 }
 
+// Short records fill the buffer, and the last of them has its rest still to come.
+void test_record_at_the_end_of_the_buffer(bool encrypts) {
+  std::vector<Bytes> payloads;
+  Bytes all, sent, taken;
+  for (unsigned i = 0; i < 1000; ++i) {
+    payloads.push_back(pattern(1 + 37 * i % 3000, i));
+    all.insert(all.end(), payloads.back().begin(), payloads.back().end());
+  }
+  for (const Bytes& record : sealed(payloads, encrypts, test_key(1))) {
+    sent.insert(sent.end(), record.begin(), record.end());
+  }
+  RecordsIn in(test_key(1), encrypts);
+  for (std::size_t arrived = 0; arrived < sent.size();) {
+    const RecordsIn::Room room = in.room();
+    const std::size_t count = std::min(room.size, sent.size() - arrived);
+    std::memcpy(room.data, sent.data() + arrived, count);
+    in.received(count);
+    arrived += count;
+    while (in.is_ready()) {
+      Bytes some(kMaxPayload);
+      some.resize(in.take(some.data(), some.size()));
+      taken.insert(taken.end(), some.begin(), some.end());
+    }
+  }
+  CHECK(taken == all);
+}
+
 // No byte counts as written before the kernel has all records that were made at a time.
 void test_bytes_count_when_their_records_are_sent() {
   RecordsOut out(test_key(1), true);
@@ -370,6 +397,7 @@ const TestFile kFile("test_records", [] {
     test_a_changed_bit_is_found(encrypts);
     test_records_have_their_place(encrypts);
     test_bytes_stay_the_same(encrypts);
+    test_record_at_the_end_of_the_buffer(encrypts);
     test_what_goes_over_the_wire(encrypts);
     test_altered_record_costs_the_link(encrypts);
   }
