@@ -114,10 +114,10 @@ def _serve(connection: socket.socket) -> Callable[[], None]:
         send(connection, number)
 
 
-def _become(job: Job, descriptors: Sequence[int], tell: int) -> Callable[[], None]:
+def _become(job: Job, descriptors: Sequence[int], started: int) -> Callable[[], None]:
     """Turn this fork into what a real start would have made; return the program to run.
 
-    `tell` is closed when other processes see it as they would after a real start.
+    The descriptor `started` is closed when others see the process as after a real start.
     """
     if job.has_session:
         os.setsid()
@@ -130,12 +130,12 @@ def _become(job: Job, descriptors: Sequence[int], tell: int) -> Callable[[], Non
     parent = os.getpid()
     if os.fork() == 0:
         ours.close()
-        return _serve_with(parent, theirs, (*descriptors, tell))
+        return _serve_with(parent, theirs, (*descriptors, started))
     theirs.close()
     with ours:
         high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, IN_THE_WAY)
-    high_tell = fcntl.fcntl(tell, fcntl.F_DUPFD_CLOEXEC, IN_THE_WAY)
-    os.close(tell)
+    high_started = fcntl.fcntl(started, fcntl.F_DUPFD_CLOEXEC, IN_THE_WAY)
+    os.close(started)
     _take(job.targets, descriptors)
     for number in range(1, signal.NSIG):
         if number in job.ignored:
@@ -146,7 +146,7 @@ def _become(job: Job, descriptors: Sequence[int], tell: int) -> Callable[[], Non
     os.environ.clear()  # the C library, too, has nothing in the room of the old one any more
     os.environb.update(job.environment)
     _show(job.command, job.environment)
-    os.close(high_tell)
+    os.close(high_started)
     own = Zygote(socket.socket(fileno=high), _variables_here)
     Zygote.of_this_process = own
     install(lambda variables: own if own.early == read_early(variables) else None)

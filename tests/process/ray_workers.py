@@ -84,8 +84,8 @@ def serve(listener: socket.socket, path_of_modules: str) -> Callable[[], None]:
                     os._exit(1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
-                connection.detach()  # stays open until this process ends
-                return zygote._become(pickle.loads(data), descriptors)
+                started = os.dup(connection.detach())  # which stays open until this process ends
+                return zygote._become(pickle.loads(data), descriptors, started)
             for one in descriptors:
                 os.close(one)
     sys.exit()
