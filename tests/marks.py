@@ -26,7 +26,7 @@ SLOW = (
 )
 STARTS_PROCESSES = (
     "addresses compat compat_imports compat_names cuda_stubs exports extras hardening heap "
-    "hostile_reports make openmp surface thread_starts"
+    "hostile_reports make openmp surface thread_starts timeouts"
 )
 OPENS_SOCKETS = (
     "doctor endpoints event_loops one_deadline reachability store_clients supervisor_signals"
