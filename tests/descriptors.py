@@ -33,7 +33,7 @@ def check_no_descriptors_left(turn: Callable[[], object] = lambda: None) -> Iter
             return
         new = [f"{fd} ({now[fd]})" for fd in now if before.get(fd) != now[fd]]
         assert time.monotonic() < deadline, f"left open: {', '.join(new)}"
-        time.sleep(0.01)
+        time.sleep(0.01)  # other threads close theirs, and nothing tells when
 
 
 def open_descriptors() -> dict[int, str]:
