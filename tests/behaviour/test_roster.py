@@ -19,6 +19,7 @@ from farcall.ids import Worker
 from farcall.runtime.agent import Agent
 from farcall.runtime.membership.lookup import StoreIsLate
 from farcall.testing.cluster import acting_as
+from farcall.transport.base import Event
 
 SHORT = 0.3  # seconds in which no worker comes
 
@@ -329,6 +330,26 @@ def test_one_that_refuses_a_link_since_it_shuts_down_has_left(trio: list[Agent])
         ("left", "w2", "it has shut down")
     ]
     trio[2].status.is_closed = False
+
+
+def test_one_whose_goodbye_is_not_read_yet_has_left(
+    trio: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look for links to it in the moment between the end of its link and the news of that."""
+    first, second, _ = trio
+    goes_on, read, gone = threading.Event(), first.handle, Box()
+
+    def read_later(event: Event) -> None:
+        assert goes_on.wait(PATIENCE)
+        read(event)
+
+    with acting_as(first), rpc.on_leave(gone.put):
+        assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+        monkeypatch.setattr(first, "handle", read_later)
+        second.shutdown(graceful=False)
+        rpc.workers()
+        goes_on.set()
+        assert kinds(gone, 1) == [("left", "w1")]
 
 
 # membership

@@ -154,7 +154,12 @@ class RollCall:
             peer.left = "it has left the group"
 
     def _has_link(self, peer: Peer) -> bool:
-        return peer.back_link is not None or self._links.linked(peer) is not None
+        """Return whether a link tells of its loss: one that there is, or was until a moment ago.
+
+        The end of a link is an event, and may still wait for its turn behind the peer's goodbye.
+        """
+        had_link = peer.linked or peer.back_link is not None
+        return had_link or self._links.linked(peer) is not None
 
     def close(self) -> None:
         """Ask no more. A question under way ends when the endpoint is closed."""
