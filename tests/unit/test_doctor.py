@@ -34,6 +34,12 @@ SECRET = secrets.token_urlsafe(32)
 
 
 @pytest.fixture(autouse=True)
+def no_workers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the workers of other tests, which are this user's on this machine, too."""
+    monkeypatch.setattr("farcall.monitor.asking.workers_here", lambda: [])
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
