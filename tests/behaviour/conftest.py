@@ -26,6 +26,7 @@ ON_PROCESS_GROUPS = {
     "references",
     "nesting",
     "lost_peers",
+    "ends_of_links",
     "shutdown",
     "bounded_requests",
     "policies",

@@ -148,6 +148,7 @@ class Teardown:
             # Before anything ends: the ends of links must not be taken for the deaths of peers.
             with peer.lock:
                 peer.loss_cause = peer.loss_cause or str(error)
+            peer.loss_told.set()
             cancelled += peer.outgoing.take_all()
             self._outboxes.drop(peer.outbox)
             self._outboxes.drop(peer.back_outbox)

@@ -223,8 +223,8 @@ class CallClient:
                 pending.sent = True
                 if pending.cancelled or not pending.watched:
                     self._completion.expired(pending)
-        except LinkError as error:
-            self._completion.unreachable(pending, error)
+        except LinkError:
+            pass  # the end of the link is an event, which ends the call
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             self._completion.interrupted(
                 pending, error, may_be_sent=_may_be_sent(link is not None or is_left, error)
@@ -310,9 +310,8 @@ class CallClient:
                 is_left = True
                 until = max(pending.deadline, time.monotonic() + SECONDS_TO_SEND)
                 self._waiting_requests.leave(pending, frame, until)
-        except LinkError as error:
-            ended = self._completion.unreachable(pending, error)
-            self._references.creation_failed(handle.ref, of_unmade(ended))
+        except LinkError:
+            pass  # the end of the link is an event, which ends the call
         except BaseException as error:  # KeyboardInterrupt, or a frame that is too large
             may_be_sent = _may_be_sent(link is not None or is_left, error)
             self._completion.interrupted(pending, error, may_be_sent)

@@ -104,7 +104,7 @@ class CallCompletion:
         self.waiting: set[PendingCall] = set()
 
     def unreachable(self, pending: PendingCall, error: LinkError) -> Exception:
-        """End a call whose link failed before or while it was made. Return the error.
+        """End a call whose link failed before or while it was made. Return the error. May wait.
 
         Its cause is the link's error, or none if that is it: a cycle would keep frames alive.
         """

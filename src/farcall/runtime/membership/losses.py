@@ -22,6 +22,7 @@ from farcall.errors import AuthenticationFailed, LinkError, PeerLost
 from farcall.ids import meeting_of, next_incarnation
 from farcall.log import get_logger, records_later
 from farcall.protocol.directory import Verdict
+from farcall.runtime.context import waiting
 from farcall.runtime.membership.directory import Directory
 from farcall.runtime.membership.peers import IncomingCall, Peer, PendingCall
 from farcall.runtime.membership.searching import Search
@@ -35,6 +36,7 @@ logger = get_logger("farcall")
 ATTEMPT_SECONDS = 5.0  # to reach a worker that was lost
 START_SECONDS = 10.0  # that a dialler waits for a worker that is starting
 SHUTTING_DOWN = "this worker is shutting down"
+EVENT_SECONDS = 2.0  # that the end of a link, which is an event, has to be handled
 ASK_SECONDS = 1.0  # that the store has to say whose a name is, of which two workers say that
 
 
@@ -152,11 +154,20 @@ class Losses:
                 )
 
     def unreachable(self, peer: Peer, error: LinkError) -> None:
-        """Declare an incarnation gone, since there is no link to it."""
+        """Declare an incarnation gone, since there is no link to it. Waits if there was one.
+
+        The end of a link is an event. It has its turn after what came by the link before, such as
+        answers and a goodbye, and declares the loss itself, if it has its turn in time.
+        """
         peer.refused = isinstance(error, AuthenticationFailed | Unwanted)
         if isinstance(error, Unwanted) and str(error).endswith(SHUTTING_DOWN):
             peer.left = "it has shut down"
-        self.declare_lost(peer, str(error))
+        try:
+            if peer.had_link:
+                with waiting():
+                    peer.loss_told.wait(EVENT_SECONDS)
+        finally:
+            self.declare_lost(peer, str(error))
 
     def declare_lost(self, peer: Peer, cause: str) -> None:
         """Declare an incarnation lost for good, and end everything that waits for it."""
@@ -183,6 +194,7 @@ class Losses:
                 party(loss)
             except Exception:  # the others wait, too
                 logger.exception("%s: an internal error after a loss", self._me.name)
+        peer.loss_told.set()
 
     @staticmethod
     def _tell(on_peer_lost: Callable[[PeerLost], None], loss: Loss) -> None:

@@ -121,6 +121,7 @@ class Peer:
         self.outgoing = calls.outgoing
         self.incoming = calls.incoming
         self.loss_cause: str | None = None
+        self.loss_told = threading.Event()  # set when all parts know of the loss
         self.refused = False  # it was lost since one of the two did not want the other
         self.left: str | None = None  # it said goodbye; links that end now are no crash
         self.linked = False  # we have dialled it
@@ -133,6 +134,11 @@ class Peer:
         self.crowded_at = -math.inf  # when that was, `time.monotonic()` seconds
 
         self._in_flight: list[str] = []  # when it was lost: what our calls had asked for
+
+    @property
+    def had_link(self) -> bool:
+        """Return whether there is or was a link with it, the end of which is an event."""
+        return self.linked or self.back_link is not None
 
     def note_loss(self, cause: str) -> None:
         """Take down that the peer is lost, and which calls that ends. With the lock held."""

@@ -158,8 +158,7 @@ class RollCall:
 
         The end of a link is an event, and may still wait for its turn behind the peer's goodbye.
         """
-        had_link = peer.linked or peer.back_link is not None
-        return had_link or self._links.linked(peer) is not None
+        return peer.had_link or self._links.linked(peer) is not None
 
     def close(self) -> None:
         """Ask no more. A question under way ends when the endpoint is closed."""
