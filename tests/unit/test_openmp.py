@@ -54,8 +54,8 @@ def threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "farcall-openmp-test"]
 
 
-def os_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def os_threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
 
 
 def await_(condition: Callable[[], bool]) -> None:
@@ -96,7 +96,7 @@ def test_a_team_exists_while_calls_are_frequent(team: IdleTeam) -> None:
     before = os_threads()
     call_often(team)
     assert len(threads()) == 1
-    await_(lambda: os_threads() == before + 2)  # its own thread, and one of libgomp's
+    await_(lambda: len(os_threads() - before) == 2)  # its own thread, and one of libgomp's
     assert pauses.begun.acquire(timeout=PATIENCE)
     assert team.asks_at == 0.0  # it asks for the next call
     team.note(200.0)
@@ -106,7 +106,7 @@ def test_a_team_exists_while_calls_are_frequent(team: IdleTeam) -> None:
     assert len(threads()) == 1
     pauses.over.release()
     await_(lambda: threads() == [])  # no call came
-    await_(lambda: os_threads() == before)
+    await_(lambda: os_threads() <= before)  # those of other tests may have ended
     assert team.asks_at == 0.0
     call_often(team, 300.0)
     assert len(threads()) == 1
