@@ -11,6 +11,7 @@ import pytest
 from behaviour.helpers import PATIENCE, Box, Gate, echo, wait_at, wait_until
 from farcall import rpc
 from farcall.runtime.agent import Agent
+from farcall.runtime.membership import losses
 from farcall.runtime.membership.peers import Peer
 from farcall.testing.cluster import acting_as
 from farcall.transport.base import Event
@@ -19,9 +20,15 @@ from farcall.wire.messages import WhoIs
 
 
 class HeldEvents:
-    """The events of w0: held until a thread waits for the loss of w1, or the test lets them go."""
+    """The events of w0: held until a thread waits for the loss of w1, or the test lets them go.
 
-    def __init__(self, agent: Agent, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    Args:
+        seconds: that such a thread waits. The events are held on if they are not `PATIENCE`.
+    """
+
+    def __init__(
+        self, agent: Agent, peer: Peer, monkeypatch: pytest.MonkeyPatch, seconds: float
+    ) -> None:
         self._gate = gate = threading.Event()
         self.agent, self.peer = agent, peer
         self.waiters: list[int] = []  # threads that wait for the loss
@@ -30,13 +37,15 @@ class HeldEvents:
         class Opening(threading.Event):
             def wait(self, timeout: float | None = None) -> bool:
                 waiters.append(threading.get_ident())
-                gate.set()
+                if seconds == PATIENCE:
+                    gate.set()
                 return super().wait(timeout)
 
         def read_later(event: Event) -> None:
             assert gate.wait(PATIENCE)
             read(event)
 
+        monkeypatch.setattr(losses, "EVENT_SECONDS", seconds)
         monkeypatch.setattr(peer, "loss_told", Opening())
         monkeypatch.setattr(agent, "handle", read_later)
 
@@ -50,11 +59,13 @@ class HeldEvents:
         raise self.peer.loss()
 
 
-def hold(pair: list[Agent], monkeypatch: pytest.MonkeyPatch) -> HeldEvents:
+def hold(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, seconds: float = PATIENCE
+) -> HeldEvents:
     first, second = pair
     peer = first.directory.of_incarnation(second.me.incarnation)
     assert peer is not None
-    return HeldEvents(first, peer, monkeypatch)
+    return HeldEvents(first, peer, monkeypatch, seconds)
 
 
 def by_sync(held: HeldEvents) -> None:
@@ -120,3 +131,17 @@ def test_an_answer_that_came_before_the_end_of_a_link_counts(
     with pytest.raises(rpc.PeerLost, match="it has shut down"):
         by_sync(held)
     assert future.wait() == 7
+
+
+def test_a_call_ends_though_the_event_of_the_end_has_no_turn(
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
+    held = hold(pair, monkeypatch, seconds=0.05)
+    try:
+        pair[1].shutdown(graceful=False)
+        with pytest.raises(rpc.PeerLost):
+            by_sync(held)
+        assert len(held.waiters) == 1
+    finally:
+        held.let_go()
