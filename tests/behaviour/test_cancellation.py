@@ -66,6 +66,20 @@ def by_future(started: Gate, ended: Box, box: Box) -> torch.futures.Future[None]
     return made
 
 
+@rpc.functions.async_execution
+def never(started: Gate) -> rpc.Future[None]:
+    started.announce()
+    return rpc.Future()
+
+
+def by_sync_of_future(started: Gate, ended: Box, box: Box) -> None:
+    try:
+        rpc.rpc_sync("w2", never, args=(started,), timeout=LONG)
+    except BaseException as error:
+        ended.put("w2")
+        box.put(error)
+
+
 def of_value(started: Gate, rref: rpc.RRef[int], box: Box) -> None:
     started.announce()
     try:
@@ -128,7 +142,7 @@ def test_future_that_is_done_can_not_be_cancelled(pair: list[Agent]) -> None:
     assert future.wait() == 3
 
 
-@pytest.mark.parametrize("nest", [by_sync, by_async, by_future])
+@pytest.mark.parametrize("nest", [by_sync, by_async, by_future, by_sync_of_future])
 def test_calls_that_a_cancelled_function_made_are_cancelled(
     trio: list[Agent], nest: Callable[..., Any]
 ) -> None:

@@ -62,7 +62,7 @@ class Waiter(torch.nn.Module):
     was_cancelled = threading.Event()
 
     def wait(self) -> None:
-        rpc.rpc_sync("main", open_gate)
+        rpc.rpc_sync("main", open_gate)  # which ends as usual, cancelled or not
         while not rpc.cancelled():
             threading.Event().wait(0.001)
         self.was_cancelled.set()

@@ -34,6 +34,7 @@ CALL-2 A call runs twice.
 WRK-5  A call begins to run after its callee has declared its caller lost.
 CALL-3 A call begins to run after its caller, having given up, got the callee's answer; or an
        abandoned call is not closed in the end.
+CALL-5 A caller that waits hears that its call was cancelled, but its function has run.
 
 `check` looks at everything, after every event. REF-3 is that all this holds under faults.
 """
@@ -228,6 +229,11 @@ class Oracle:
     def answered(self, caller: int, callee: int, call_id: int) -> None:
         """Note that an answer of the callee arrived, in time or late."""
         self._calls[_call_key(caller, callee, call_id)].answered = True
+
+    def dismissed(self, caller: int, callee: int, call_id: int) -> None:
+        """Note that a caller which waits hears that its call was cancelled."""
+        if self._calls[_call_key(caller, callee, call_id)].runs:
+            self._report("CALL-5", f"call {call_id} of {caller} to {callee} has run")
 
     def ended(self, caller: int, callee: int, call_id: int) -> None:
         """Note that the caller's record came out."""

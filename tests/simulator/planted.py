@@ -12,11 +12,20 @@ from typing import Any
 
 from farcall.ids import RefId
 from farcall.protocol.calls import CancelResult, Incoming
-from farcall.protocol.instructions import Send, TransferKey
+from farcall.protocol.instructions import Answer, Send, TransferKey
 from farcall.protocol.ref_entries import Held, HeldState, Owned
 from farcall.protocol.refs import Refs
 from farcall.protocol.worker import WorkerMachine
-from farcall.wire.messages import Accepted, Entry, Message, Pinned, Received, Reference
+from farcall.wire.messages import (
+    CANCELLED,
+    Accepted,
+    Entry,
+    Failure,
+    Message,
+    Pinned,
+    Received,
+    Reference,
+)
 from simulator.sim_records import Call, Handle, Machines
 from simulator.sim_worker import SimWorker
 
@@ -148,9 +157,9 @@ class _RunsDuplicates(Incoming[Any]):
 class _ForgetsCancelled(Incoming[Any]):
     def cancel(self, call_id: int) -> tuple[CancelResult, Any]:
         record = self._running.get(call_id)
-        if record is None:
-            return CancelResult.ANSWER, None
-        return CancelResult.RUNNING, record
+        if record is not None:
+            return CancelResult.RUNNING, record
+        return CancelResult.FINISHED if self.has_seen(call_id) else CancelResult.UNSEEN, None
 
 
 class _RunsForTheDead(Incoming[Any]):
@@ -231,6 +240,14 @@ class _NeverCancelsLateSent(WorkerMachine[Any, Any]):
 class _UnpinsWhatIsAwaited(WorkerMachine[Any, Any]):
     def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Any:
         return super().cancelled(peer, call_id, waits=False)
+
+
+class _AnswersWhatIsAwaited(WorkerMachine[Any, Any]):
+    def cancelled(self, peer: int, call_id: int, *, waits: bool) -> Any:
+        call = super().cancelled(peer, call_id, waits=waits)
+        if call is None and waits:
+            self._to_do.say(Answer(peer, Failure(CANCELLED, "", ""), call_id))
+        return call
 
 
 class _LeavesCreationsOpen(WorkerMachine[Any, Any]):
@@ -333,6 +350,7 @@ class PlantedBug(StrEnum):
     KEEPS_FOR_ABANDONED = "keeps-for-abandoned"
     UNPINS_ABANDONED = "unpins-abandoned"
     UNPINS_WHAT_IS_AWAITED = "unpins-what-is-awaited"  # farcall's own once
+    ANSWERS_WHAT_IS_AWAITED = "answers-what-is-awaited"  # likewise
     FORGETS_OWN_OF_CANCELLED = "forgets-own-of-cancelled"
     PINS_FOR_NOBODY = "pins-for-nobody"
     PINS_FOR_NO_REMOTE = "pins-for-no-remote"
@@ -372,6 +390,7 @@ _PLANTS: dict[PlantedBug, Machines] = {
     PlantedBug.COUNTS_BEFORE_IT_LOOKS: Machines(refs=_CountsBeforeItLooks),
     PlantedBug.UNPINS_ABANDONED: Machines(worker=_UnpinsAbandoned),
     PlantedBug.UNPINS_WHAT_IS_AWAITED: Machines(worker=_UnpinsWhatIsAwaited),
+    PlantedBug.ANSWERS_WHAT_IS_AWAITED: Machines(worker=_AnswersWhatIsAwaited),
     PlantedBug.PINS_FOR_NOBODY: Machines(worker=_PinsForNobody),
     PlantedBug.PINS_FOR_NO_REMOTE: Machines(worker=_PinsForNoRemote),
     PlantedBug.KEEPS_PINS_OF_UNSENT: Machines(worker=_KeepsPinsOfUnsent),

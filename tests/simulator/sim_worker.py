@@ -32,7 +32,16 @@ from farcall.protocol.instructions import (
     Unavailable,
 )
 from farcall.protocol.worker import WorkerMachine
-from farcall.wire.messages import Accepted, Cancel, Failure, Message, Reference, Reply, Request
+from farcall.wire.messages import (
+    CANCELLED,
+    Accepted,
+    Cancel,
+    Failure,
+    Message,
+    Reference,
+    Reply,
+    Request,
+)
 from simulator.oracle import Oracle, Transfer
 from simulator.sim_records import Call, Handle, Machines, SendMessage, Task
 
@@ -354,6 +363,8 @@ class SimWorker:
         if not self.machine.is_lost(peer):
             self._oracle.answered(self.incarnation, peer, call_id)
         if call is not None:
+            if isinstance(message, Failure) and message.type_name == CANCELLED:
+                self._oracle.dismissed(self.incarnation, peer, call_id)
             self._end(peer, call)
         is_arriving = self.machine.answered(peer, call_id, call, message)
         if is_arriving and not isinstance(message, Accepted):

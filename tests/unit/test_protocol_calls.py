@@ -110,7 +110,7 @@ def test_request_runs_once_however_often_it_arrives():  # CALL-2
 
 def test_cancelled_before_it_arrived_never_runs():  # CALL-3
     incoming: Incoming[str] = Incoming()
-    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
+    assert incoming.cancel(1) == (CancelResult.UNSEEN, None)
     assert not incoming.request(1, "task")
     assert len(incoming) == 0
 
@@ -123,12 +123,12 @@ def test_cancel_of_a_running_call_yields_its_record_and_lets_it_end():
     assert incoming.finish(1)
 
 
-def test_cancel_of_a_finished_call_is_answered_again():
+def test_cancel_of_a_finished_call_finds_that():
     incoming: Incoming[str] = Incoming()
     incoming.request(1, "task")
     incoming.finish(1)
-    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
-    assert incoming.cancel(1) == (CancelResult.ANSWER, None)
+    assert incoming.cancel(1) == (CancelResult.FINISHED, None)
+    assert incoming.cancel(1) == (CancelResult.FINISHED, None)
 
 
 def test_the_ids_tell_how_many_calls_were_received():

@@ -178,8 +178,12 @@ def test_cancelled_call_gives_its_record_while_it_runs_and_is_answered_else():
     assert machine.cancelled(CALLER, 1, waits=False) == "call"
     assert machine.take() == []
     assert machine.answer(CALLER, 1, ())
+    assert machine.cancelled(CALLER, 1, waits=True) is None
+    assert machine.take() == []  # the answer is on its way, and this one could be faster
     assert machine.cancelled(CALLER, 1, waits=False) is None
     assert kinds(machine.take()) == [(Answer, Failure)]
+    assert machine.cancelled(CALLER, 2, waits=True) is None
+    assert kinds(machine.take()) == [(Answer, Failure)]  # it will never run
 
 
 def test_the_lost_are_not_heard_and_nothing_is_sent_to_them():  # WRK-5

@@ -29,7 +29,7 @@ Callee (`Incoming`), per call id:
     RUNNING    cancel                 RUNNING    the record comes out: stop it if it can be
     RUNNING    finish                 FINISHED   send the outcome, or "cancelled"
     FINISHED   request (duplicate)    FINISHED   ignored
-    FINISHED   cancel                 FINISHED   answer again: the first answer was lost
+    FINISHED   cancel                 FINISHED   answer again, unless the caller waits for the first
     any        caller lost            FINISHED   every record that runs comes out
 
 Invariants (tests cite them):
@@ -40,6 +40,7 @@ CALL-3  An abandoned call is closed by the callee's answer, after which it can't
 CALL-4  An id of which the callee has heard nothing is given to the next call. So the ids that the
         callee has seen have no more holes than calls were begun at once, and the callee's memory is
         bounded.
+CALL-5  A caller that waits gets the answer of its function, if that has run.
 
 A call can be stopped before its function begins, and after the function has returned a future that
 is not completed: the function has run then, and only its outcome is missing. Such a call finishes
@@ -172,7 +173,8 @@ class CancelResult(Enum):
     """The finding of a CANCEL."""
 
     RUNNING = "running"  # the function is queued or running: its outcome will be the answer
-    ANSWER = "answer"  # it will never run, or it has ended: answer "cancelled" now
+    UNSEEN = "unseen"  # it will never run: answer "cancelled" now
+    FINISHED = "finished"  # it has ended: its answer was sent, or is about to be
 
 
 class Incoming(Generic[Record]):
@@ -208,8 +210,10 @@ class Incoming(Generic[Record]):
         record = self._running.get(call_id)
         if record is not None:
             return CancelResult.RUNNING, record
-        self._cancelled += self._see(call_id)
-        return CancelResult.ANSWER, None
+        if not self._see(call_id):
+            return CancelResult.FINISHED, None
+        self._cancelled += 1
+        return CancelResult.UNSEEN, None
 
     def take_all(self) -> list[Record]:
         """Accept no more, and return the records of what still runs: the caller is gone."""

@@ -61,6 +61,7 @@ from farcall.protocol.instructions import (
 )
 from farcall.protocol.refs import Refs
 from farcall.wire.messages import (
+    CANCELLED,
     Accepted,
     Cancel,
     Failure,
@@ -354,11 +355,13 @@ class WorkerMachine(Generic[Call, Served]):
             waits: whether the caller takes the answer nevertheless.
         """
         found, call = self.calls_with(peer).incoming.cancel(call_id)
-        if found is CancelResult.ANSWER:
+        if found is CancelResult.FINISHED and waits:
+            return None  # the caller takes the answer of the function: no other may be first
+        if found is not CancelResult.RUNNING:
             # If it has ended with references: its caller, interrupted, may have dropped the answer.
             if not waits:
                 self.refs.unpin(TransferKey(peer, call_id, True))
-            answer = Failure("farcall.errors.Cancelled", "the call was cancelled", "")
+            answer = Failure(CANCELLED, "the call was cancelled", "")
             self._to_do.say(Answer(peer, answer, call_id))
         return call
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from farcall.errors import RemoteError
+from farcall.errors import Cancelled, RemoteError, RpcTimeout
 from farcall.plain import plain_text
 from farcall.serde.exceptions import (
     MAX_CHAIN,
@@ -51,6 +51,8 @@ from farcall.wire.messages import Failure
 MAX_OBJECT_BYTES = 16 << 10
 MAX_PICKLE = 64 << 10  # bytes that the pickle of one cause may take
 NOTE_CHARACTERS = 16  # what a note counts beside its text
+# Errors that farcall itself sends as a text alone, where it has no pickler.
+_AS_TEXT = {type_name_of(one("")): one for one in (Cancelled, RpcTimeout)}
 
 
 def dump_failure(
@@ -197,6 +199,8 @@ def load_failure(
     error: BaseException
     if issubclass(type(loaded), Exception):
         error = loaded
+    elif not len(body) and failure.type_name in _AS_TEXT:
+        error = _AS_TEXT[failure.type_name](failure.message)
     else:
         error = RemoteError(failure.type_name, failure.message, worker, failure.traceback)
     if not isinstance(get_attribute(error, "remote_worker"), str):

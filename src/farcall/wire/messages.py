@@ -135,6 +135,9 @@ class Reply(Message):
     sent: int = 0
 
 
+CANCELLED = "farcall.errors.Cancelled"  # the `Failure.type_name` of a call that was cancelled
+
+
 class Failure(Message):
     """The call raised. The body is the pickled exception, or empty when it can't be pickled."""
 

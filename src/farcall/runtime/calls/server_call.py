@@ -32,7 +32,7 @@ from farcall.runtime.threads.isolation import put_back_anomaly_mode
 from farcall.serde import check_defined
 from farcall.torch_internals import Future as TorchFuture
 from farcall.torch_internals import is_profiler_enabled
-from farcall.wire.messages import Failure, Request, Turn
+from farcall.wire.messages import CANCELLED, Failure, Request, Turn
 
 logger = get_logger("farcall")
 
@@ -348,7 +348,7 @@ class ServerCall(Answering, eq=False):
         try:
             if self.peer.incoming.finish(self.frame.call_id):
                 text = f"the caller gave up on {self.name} before its future was completed"
-                answer = Failure("farcall.errors.Cancelled", text, "")
+                answer = Failure(CANCELLED, text, "")
                 self._answer_later(answer)
         finally:
             self._end()
