@@ -319,6 +319,21 @@ def test_any_body_gives_an_exception(body: bytes) -> None:
     assert str(got) == "mod.Type on worker 'w1': text"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Cancelled", errors.Cancelled),
+        ("RpcTimeout", errors.RpcTimeout),
+        ("PeerLost", errors.RemoteError),  # whose text is not all that it has
+    ],
+)
+def test_an_error_that_farcall_sends_as_a_text_alone(name: str, kind: type[Exception]) -> None:
+    got = load_failure(SERIALIZER, Failure(f"farcall.errors.{name}", "why", ""), b"", worker="w9")
+    assert type(got) is kind
+    assert "why" in str(got)
+    assert got.remote_worker == "w9"  # type: ignore[attr-defined]
+
+
 def test_exception_whose_str_raises_still_travels() -> None:
     failure, _ = dump_failure(SERIALIZER, StrRaises("x"))
     assert "ValueError" in failure.message
