@@ -23,21 +23,29 @@ class HeldEvents:
     """The events of w0: held until a thread waits for the loss of w1, or the test lets them go.
 
     Args:
-        seconds: that such a thread waits. The events are held on if they are not `PATIENCE`.
+        seconds: that such a thread waits.
+        opens: whether its wait lets the events go.
     """
 
     def __init__(
-        self, agent: Agent, peer: Peer, monkeypatch: pytest.MonkeyPatch, seconds: float
+        self,
+        agent: Agent,
+        peer: Peer,
+        monkeypatch: pytest.MonkeyPatch,
+        seconds: float,
+        opens: bool,
     ) -> None:
         self._gate = gate = threading.Event()
         self.agent, self.peer = agent, peer
         self.waiters: list[int] = []  # threads that wait for the loss
-        read, waiters = agent.handle, self.waiters
+        self.limits: list[float | None] = []  # for how long, in seconds
+        read, waiters, limits = agent.handle, self.waiters, self.limits
 
         class Opening(threading.Event):
             def wait(self, timeout: float | None = None) -> bool:
                 waiters.append(threading.get_ident())
-                if seconds == PATIENCE:
+                limits.append(timeout)
+                if opens:
                     gate.set()
                 return super().wait(timeout)
 
@@ -60,12 +68,15 @@ class HeldEvents:
 
 
 def hold(
-    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, seconds: float = PATIENCE
+    pair: list[Agent],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float = PATIENCE,
+    opens: bool = True,
 ) -> HeldEvents:
     first, second = pair
     peer = first.directory.of_incarnation(second.me.incarnation)
     assert peer is not None
-    return HeldEvents(first, peer, monkeypatch, seconds)
+    return HeldEvents(first, peer, monkeypatch, seconds, opens)
 
 
 def by_sync(held: HeldEvents) -> None:
@@ -133,15 +144,16 @@ def test_an_answer_that_came_before_the_end_of_a_link_counts(
     assert future.wait() == 7
 
 
+@pytest.mark.parametrize(("seconds", "timeout"), [(0.05, PATIENCE), (PATIENCE, 0.5)])
 def test_a_call_ends_though_the_event_of_the_end_has_no_turn(
-    pair: list[Agent], monkeypatch: pytest.MonkeyPatch
+    pair: list[Agent], monkeypatch: pytest.MonkeyPatch, seconds: float, timeout: float
 ) -> None:
     assert rpc.rpc_sync("w1", echo, args=(1,)) == 1
-    held = hold(pair, monkeypatch, seconds=0.05)
+    held = hold(pair, monkeypatch, seconds, opens=False)
     try:
         pair[1].shutdown(graceful=False)
-        with pytest.raises(rpc.PeerLost):
-            by_sync(held)
-        assert len(held.waiters) == 1
+        with pytest.raises((rpc.PeerLost, rpc.RpcTimeout)):
+            rpc.rpc_sync("w1", echo, args=(1,), timeout=timeout)
+        assert all(limit is not None and limit <= 0.5 for limit in held.limits)
     finally:
         held.let_go()

@@ -121,7 +121,7 @@ class ControlMessages:
         try:
             return self._links.connect(peer, deadline)
         except LinkError as error:
-            self._losses.unreachable(peer, error)
+            self._losses.unreachable(peer, error, deadline)
             return None
 
     def report(self, peer: Peer, message: Message) -> None:
@@ -161,7 +161,7 @@ class ControlMessages:
                 with waiting():
                     link.send(frame, deadline)
         except LinkError as error:
-            self._losses.unreachable(peer, error)
+            self._losses.unreachable(peer, error, deadline)
             raise self._status.ended(peer) from error
         except NotSent as error:
             what = type(frame.message).__name__
@@ -217,7 +217,7 @@ class ControlMessages:
             try:
                 self._links.connect(peer, min(deadline, time.monotonic() + SEND_SECONDS))
             except LinkError as error:
-                self._losses.unreachable(peer, error)
+                self._losses.unreachable(peer, error, deadline)
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue

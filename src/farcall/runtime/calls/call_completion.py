@@ -115,7 +115,7 @@ class CallCompletion:
             self._retract(pending, error)
             return error
         else:
-            self._losses.unreachable(pending.peer, error)
+            self._losses.unreachable(pending.peer, error, pending.deadline)
             ended = self._status.ended(pending.peer)
         ended.__cause__ = error
         return ended

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -153,11 +154,14 @@ class Losses:
                     one for one in self._subscribers if one is not on_peer_lost
                 )
 
-    def unreachable(self, peer: Peer, error: LinkError) -> None:
+    def unreachable(self, peer: Peer, error: LinkError, deadline: float = math.inf) -> None:
         """Declare an incarnation gone, since there is no link to it. Waits if there was one.
 
         The end of a link is an event. It has its turn after what came by the link before, such as
         answers and a goodbye, and declares the loss itself, if it has its turn in time.
+
+        Args:
+            deadline: of that wait, `time.monotonic()` seconds.
         """
         peer.refused = isinstance(error, AuthenticationFailed | Unwanted)
         if isinstance(error, Unwanted) and str(error).endswith(SHUTTING_DOWN):
@@ -165,7 +169,7 @@ class Losses:
         try:
             if peer.had_link:
                 with waiting():
-                    peer.loss_told.wait(EVENT_SECONDS)
+                    peer.loss_told.wait(min(EVENT_SECONDS, deadline - time.monotonic()))
         finally:
             self.declare_lost(peer, str(error))
 
