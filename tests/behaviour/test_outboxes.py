@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from threads_left import check_no_threads_left
 
 from behaviour.helpers import (
     PATIENCE,
@@ -235,13 +236,13 @@ def test_shutdown_ends_waiting_calls_and_their_thread(
     start: Callable[..., list[Agent]], pair: list[Agent]
 ) -> None:
     stuck = Stuck(pair[0], links=False)
-    future = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
-    assert stuck.waiting.acquire(timeout=PATIENCE)
-    stuck.break_all("this worker has shut down")  # as the endpoint does
-    pair[0].shutdown(graceful=False)
-    with pytest.raises((rpc.Cancelled, rpc.PeerLost)):
-        future.wait()
-    assert not [one for one in threading.enumerate() if one.name.startswith("farcall-send-w0")]
+    with check_no_threads_left("farcall-send-w0"):
+        future = rpc.rpc_async("w1", echo, args=(1,), **FOREVER)
+        assert stuck.waiting.acquire(timeout=PATIENCE)
+        stuck.break_all("this worker has shut down")  # as the endpoint does
+        pair[0].shutdown(graceful=False)
+        with pytest.raises((rpc.Cancelled, rpc.PeerLost)):
+            future.wait()
 
 
 def test_an_error_while_sending_ends_its_own_call_only(pair: list[Agent], stuck: Stuck) -> None:
@@ -514,7 +515,6 @@ def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(
     unread: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _runs.clear()
-    futures = ask_for_much(unread, count_and_answer)
     endpoint = unread.agents[1].endpoint
     drop = endpoint.drop
 
@@ -523,8 +523,9 @@ def test_shutdown_does_not_wait_for_a_caller_that_does_not_read(
         unread.opened.set()  # as a link that is lost ends what waits for it
 
     monkeypatch.setattr(endpoint, "drop", end_sends)
-    unread.agents[1].shutdown(graceful=False)
-    assert not [one for one in threading.enumerate() if one.name.startswith("farcall-send-w1")]
+    with check_no_threads_left("farcall-send-w1"):
+        futures = ask_for_much(unread, count_and_answer)
+        unread.agents[1].shutdown(graceful=False)
     for future in futures:
         with pytest.raises(rpc.PeerLost):
             future.wait()

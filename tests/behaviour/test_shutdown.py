@@ -13,6 +13,7 @@ import pytest
 import torch
 from clusters import patient_cluster
 from descriptors import check_no_descriptors_left
+from threads_left import check_no_threads_left
 
 from behaviour.helpers import PATIENCE, Box, Gate, echo, in_threads, wait_at
 from farcall import rpc
@@ -194,16 +195,14 @@ def test_groups_come_and_go_without_leaving_anything(transport: Transport) -> No
             assert results == [None] * 3
 
     use()
-    threads = set(threading.enumerate())
-    with check_no_descriptors_left():
+    with check_no_descriptors_left(), check_no_threads_left():
         for _ in range(10):
             use()
-        assert set(threading.enumerate()) <= threads
 
 
 def test_closing_at_once_leaves_nothing(transport: Transport) -> None:
-    threads, gate = set(threading.enumerate()), Gate()
-    with check_no_descriptors_left():
+    gate = Gate()
+    with check_no_descriptors_left(), check_no_threads_left():
         for _ in range(5):
             with patient_cluster(2, transport=transport) as agents, acting_as(agents[0]):
                 futures = [rpc.rpc_async("w1", echo, args=(i,)) for i in range(50)]
@@ -214,7 +213,6 @@ def test_closing_at_once_leaves_nothing(transport: Transport) -> None:
                 assert future.done()
                 with contextlib.suppress(rpc.Cancelled, rpc.PeerLost):
                     future.wait()
-        assert set(threading.enumerate()) <= threads
 
 
 def test_calls_that_race_with_the_end_all_end(transport: Transport) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 import pytest
 from descriptors import check_no_descriptors_left
 from stations import Net, Station, Threads, dial, echo, request, soon
+from threads_left import check_no_threads_left
 
 from farcall.errors import LinkError
 from farcall.transport.base import Arrived
@@ -72,13 +72,13 @@ def test_refused_connections_leave_no_descriptor_open(networked_station: Station
 
 
 def test_threads_end_with_their_endpoint(network: Net) -> None:
-    near, far = network.station("near of the end"), network.station("far of the end")
-    near.read()
-    far.read(echo)
-    near.connect(far).exchange(request(1), soon())
-    near.close()
-    far.close()
-    assert not [one for one in threading.enumerate() if " of the end" in one.name]
+    with check_no_threads_left():
+        near, far = network.station("near"), network.station("far")
+        near.read()
+        far.read(echo)
+        near.connect(far).exchange(request(1), soon())
+        near.close()
+        far.close()
 
 
 def test_descriptor_that_is_used_again_belongs_to_its_new_link(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from behaviour.helpers import wait_until
-from patience import PATIENCE
+from threads_left import check_no_threads_left, threads_since
 
 from farcall.errors import AuthenticationFailed, BadFrame, LinkError
 from farcall.ids import Worker
@@ -48,18 +48,14 @@ def search(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> Iterator[Search]:
     search.close()
 
 
-def search_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("farcall-search-me")]
-
-
 @pytest.mark.parametrize("last", [None, LinkError("no process listens there")])
 def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | None) -> None:
     reach.completion = [NotSent("in time"), Silent("for 30 s"), last]
     search.begin(PEER, times_met=0)
-    wait_until(lambda: reach.attempts == 3 and not search_threads())
+    wait_until(lambda: reach.attempts == 3 and not search._is_at_work)
     reach.completion = [None]
     search.begin(PEER, times_met=0)
-    wait_until(lambda: reach.attempts == 4 and not search_threads())
+    wait_until(lambda: reach.attempts == 4 and not search._is_at_work)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_silence_proves_nothing(reach: Reach, search: Search, last: Exception | 
 def test_failed_handshake_proves_nothing(reach: Reach, search: Search, error: LinkError) -> None:
     reach.completion = [error, None]
     search.begin(PEER, times_met=0)
-    wait_until(lambda: reach.attempts == 2 and not search_threads())
+    wait_until(lambda: reach.attempts == 2 and not search._is_at_work)
 
 
 @pytest.mark.parametrize(("times_met", "seconds"), [(0, 1.0), (3, 8.0), (9, 30.0)])
@@ -86,12 +82,11 @@ def test_those_that_part_again_and_again_are_looked_for_later(
 
 
 def test_an_end_ends_the_wait(reach: Reach) -> None:
-    search = Search("me", reach)
-    search.begin(PEER, times_met=9)
-    (thread,) = search_threads()
-    search.close()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    search, before = Search("me", reach), set(threading.enumerate())
+    with check_no_threads_left("farcall-search-me"):
+        search.begin(PEER, times_met=9)
+        (thread,) = threads_since(before, "farcall-search-me")
+        search.close()
     search.begin(PEER, times_met=0)
-    assert not search_threads()
+    assert threads_since({*before, thread}, "farcall-search-me") == []
     assert reach.attempts == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 from ports import free_port
+from threads_left import check_no_threads_left
 from torch.distributed import TCPStore
 
 from farcall.errors import RendezvousError, RendezvousTimeout
@@ -27,10 +28,8 @@ BRIEFLY = 0.5
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [one for one in threading.enumerate() if one.name.startswith("farcall ")]
-    assert [one for one in left if one not in before] == []
+    with check_no_threads_left("farcall "):
+        yield
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 from clusters import patient_cluster
 from patience import PATIENCE
+from threads_left import check_no_threads_left, threads_since
 
 import farcall
 from farcall import rpc
@@ -76,10 +77,11 @@ def test_links_are_made_without_threads_of_their_own(
 
 def test_an_endpoint_that_can_not_accept_says_so(none_for: Callable[[str], list[str]]) -> None:
     none_for("farcall-accept-")
-    before = set(threading.enumerate())
-    with pytest.raises(LinkError, match=r"no thread to accept connections: can't start new thread"):
+    with (
+        check_no_threads_left(),
+        pytest.raises(LinkError, match=r"no thread to accept connections: can't start new thread"),
+    ):
         patient_cluster(2, transport="socket").__enter__()
-    assert set(threading.enumerate()) <= before  # others may have ended
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])
@@ -124,7 +126,7 @@ def test_work_that_shall_not_be_interrupted_runs_in_the_caller(
 
 class TestBriefThreads:
     def test_each_work_has_a_thread_up_to_a_number(self) -> None:
-        threads = BriefThreads("brief", 2)
+        threads, before = BriefThreads("brief", 2), set(threading.enumerate())
         go_on = threading.Event()
         done: list[int] = []
 
@@ -134,7 +136,7 @@ class TestBriefThreads:
 
         for number in range(5):
             assert threads.run(lambda number=number: work(number))  # type: ignore[misc]
-        assert sum(thread.name.startswith("brief_") for thread in threading.enumerate()) == 2
+        assert len(threads_since(before, "brief_")) == 2
         go_on.set()
         threads.close()
         assert sorted(done) == list(range(5))
