@@ -8,8 +8,8 @@ Made by root on Linux with iproute2. Where that can't be, the tests are skipped 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -19,7 +19,6 @@ from contextlib import contextmanager
 import pytest
 
 CLONE_NEWNET = 0x40000000
-_numbers = itertools.count()
 
 
 def needs_namespaces() -> None:
@@ -30,7 +29,7 @@ def needs_namespaces() -> None:
         pytest.skip("making network namespaces takes root")
     if shutil.which("ip") is None:
         pytest.skip("making network namespaces takes the command ip")
-    probe = f"farcall-probe-{os.getpid()}"
+    probe = f"farcall-probe-{secrets.token_hex(4)}"
     made = subprocess.run(
         ["ip", "netns", "add", probe], check=False, capture_output=True, text=True
     )
@@ -43,8 +42,9 @@ class Network:
     """Two hosts and the router between them."""
 
     def __init__(self, ipv6_only: bool = False) -> None:
-        number = f"{os.getpid()}-{next(_numbers)}"
-        self.a, self.router, self.b = (f"farcall-{end}-{number}" for end in ("a", "r", "b"))
+        # At random: a run that was killed may have left those of a process with our number.
+        run = secrets.token_hex(4)
+        self.a, self.router, self.b = (f"farcall-{end}-{run}" for end in ("a", "r", "b"))
         for name in (self.a, self.router, self.b):
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
