@@ -40,7 +40,7 @@ CALL-3  An abandoned call is closed by the callee's answer, after which it can't
 CALL-4  An id of which the callee has heard nothing is given to the next call. So the ids that the
         callee has seen have no more holes than calls were begun at once, and the callee's memory is
         bounded.
-CALL-5  A caller that waits gets the answer of its function, if that has run.
+CALL-5  A caller that waits gets the outcome of the function that it called, if there is one.
 
 A call can be stopped before its function begins, and after the function has returned a future that
 is not completed: the function has run then, and only its outcome is missing. Such a call finishes
