@@ -55,6 +55,7 @@ from farcall.runtime.status import Status
 from farcall.runtime.teardown import STOP_SECONDS, Teardown
 from farcall.runtime.threads.executor import Executor
 from farcall.runtime.threads.function_queue import max_threads_of
+from farcall.runtime.threads.math_functions import prepare_math_functions
 from farcall.runtime.threads.openmp import IdleTeam
 from farcall.serde import DeviceMap, Serializer
 from farcall.transport.base import Arrived, Endpoint, Event, Link
@@ -234,6 +235,7 @@ class Agent:
             ],
             machine.discard,
         )
+        prepare_math_functions()
         executor.start()
 
     def __repr__(self) -> str:
