@@ -3,7 +3,7 @@
 torch computes `exp`, `sqrt`, `tanh` and others on the CPU with oneMKL, which chooses the code for
 this processor when a function is called first. In oneMKL 2024.2, which torch's wheels contain, a
 thread that calls a function while another thread makes that choice may get code of low accuracy:
-this one result is wrong by up to 1e-4 of its value, and nothing says so
+this one result is right to three or four digits only, and nothing says so
 (https://github.com/pytorch/pytorch/issues/188792). A worker runs functions in several threads, so
 it calls each function once before these threads begin.
 """
